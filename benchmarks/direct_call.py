@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import grpc
 from rachis import Generated, conventions
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
@@ -11,6 +10,7 @@ from rachis.v1 import worker_pb2_grpc
 from cluster_core.ids import new_request_id
 from cluster_wire.members import member_metadata
 from cluster_wire.secret import Secret
+from cluster_wire.worker_tls import worker_channel
 
 _MAX_MESSAGE_BYTES = 256 << 20
 
@@ -20,7 +20,7 @@ class DirectWorker:
 
     def __init__(self, address: str, generation_number: int, secret: Secret | None = None) -> None:
         self._metadata = member_metadata(secret)
-        self._channel = grpc.aio.insecure_channel(address, options=conventions.channel_options(_MAX_MESSAGE_BYTES))
+        self._channel = worker_channel(secret)(address, options=conventions.channel_options(_MAX_MESSAGE_BYTES))
         self._stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._generation = generation_number
 

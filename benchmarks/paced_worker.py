@@ -19,6 +19,7 @@ from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.engine_reports import EngineInfo
 from cluster_wire.redis_client import connect
+from cluster_wire.secret import Secret, read_secret
 from decode_worker.service import DecodeService
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.registration import Registration
@@ -38,6 +39,12 @@ class PacedWorker:
     tokenizer: str
     streams: int
     steps_per_s: float
+    # Of the service's secret; None: there is none, and nothing is encrypted.
+    secret_file: str | None = None
+
+    @property
+    def secret(self) -> Secret | None:
+        return read_secret(Path(self.secret_file)) if self.secret_file is not None else None
 
     @property
     def info(self) -> EngineInfo:
@@ -61,7 +68,7 @@ class _Ports:
         return await engine.start(lambda phase: None, lambda why: None)
 
     def make_server(self) -> WorkerServer:
-        return WorkerServer(self._record, 64 << 20, _HOST, None)
+        return WorkerServer(self._record, 64 << 20, _HOST, None, self._worker.secret)
 
     def make_service(
         self, engine: Engine, record: wire.WorkerRegistration, on_state: Callable[[], None], feed: ClaimFeed
@@ -78,9 +85,8 @@ class _Ports:
 async def serve(worker: PacedWorker) -> None:
     """Until the process is ended; says where it listens."""
     record = wire.WorkerRegistration(worker_id="decode-0", pool=wire.POOL_DECODE, state=wire.WORKER_STATE_STARTING)
-    place = RegistryPlace(
-        lambda: connect(worker.redis_url, _LEASE_S), worker.service_id, _LEASE_S, load().config.index, _LEASE_S
-    )
+    redis = lambda: connect(worker.redis_url, _LEASE_S)  # noqa: E731
+    place = RegistryPlace(redis, worker.service_id, _LEASE_S, load().config.index, _LEASE_S, worker.secret)
     async with AsyncExitStack() as ends:
         await WorkerStart(place, record, ClusterClock(), _Ports(worker, record)).bring_up(ends)
         print(json.dumps({"address": record.address, "generation": record.generation}), flush=True)

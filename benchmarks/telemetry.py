@@ -5,24 +5,20 @@
     traces    a share of the traces goes to a collector over OTLP, and the latest are remembered
     logs      `log_format: json`, `log_level: INFO`: a line for each request, to standard error and to a file
 
-All routers are up at once; a round asks each of them the same number of requests, never two at once, another one first
-in each round, and every other round backwards. A figure is a ratio to `off` in the same round: the median over rounds,
-between the quartiles. CPU is that of the router's process in its own turns, all threads, in hundredths of a second: of
-short turns its ratios are coarse, and the totals say more. Each request is recorded, whatever is set; what that
-costs, with the memory for it, is measured apart (`recording_us`).
+Figures are ratios to `off` (`router_turns`). Each request is recorded, whatever is set; what that costs, with the
+memory for it, is measured apart (`recording_us`).
 """
 
 import asyncio
 import random
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from rachis import AsyncClient, token_prompt
 from rachis.v1 import admin_pb2 as admin
 
@@ -30,6 +26,7 @@ from benchmarks import child_module
 from benchmarks.kept_command import KeptCommand
 from benchmarks.otlp_collector import CountingCollector, listening
 from benchmarks.paced_worker import PacedWorker
+from benchmarks.router_turns import Arm, Turn, compared, in_turn, medians, spread
 from builtin_model import WEIGHTS
 from cluster_core.clock import cpu_s, monotonic_s
 from cluster_core.ids import RequestId
@@ -48,62 +45,6 @@ _SAMPLED = ("traceparent", f"00-{1:032x}-{1:016x}-01")
 _RECORDED = 2000
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One router's requests in one round. traced: share of the client's time that the stages of its trace explain."""
-
-    ttft_ms: float
-    end_to_end_ms: float
-    router_us: float
-    traced: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Over rounds."""
-
-    median: float
-    low: float
-    high: float
-
-
-def spread(values: Sequence[float]) -> Spread:
-    low, median, high = (round(float(each), 4) for each in np.quantile(values, (0.25, 0.5, 0.75)))
-    return Spread(median, low, high)
-
-
-@dataclass(slots=True)
-class Arm:
-    """A router, and what came of its turns."""
-
-    name: str
-    router: KeptCommand
-    client: AsyncClient
-    turns: list[Turn] = field(default_factory=list)
-
-    @property
-    def process(self) -> psutil.Process:
-        assert self.router.process is not None
-        return psutil.Process(self.router.process.pid)
-
-
-def in_turn(arms: Sequence[Arm], number: int) -> list[Arm]:
-    """The order of a round: after as many rounds as there are arms, and as many backwards, each was in each place."""
-    first = number // 2 % len(arms)
-    order = [*arms[first:], *arms[:first]]
-    return order[::-1] if number % 2 else order
-
-
-def compared(off: Sequence[Turn], on: Sequence[Turn]) -> dict[str, Any]:
-    """Ratios of `on` to `off`, round by round; CPU also in all."""
-    found: dict[str, Any] = {}
-    for name in ("ttft_ms", "end_to_end_ms", "router_us"):
-        ratios = [getattr(mine, name) / max(getattr(base, name), 1e-9) for base, mine in zip(off, on, strict=True)]
-        found[name.rpartition("_")[0]] = asdict(spread(ratios))
-    whole = sum(turn.router_us for turn in on) / max(sum(turn.router_us for turn in off), 1e-9)
-    return {**found, "router_in_all": round(whole, 4)}
 
 
 def recording_us() -> float:
@@ -171,7 +112,7 @@ class TelemetryBenchmark:
         traced = [turn.traced for arm in arms for turn in arm.turns if turn.traced is not None]
         return {
             **asdict(wish),
-            "off": _medians(off.turns),
+            "off": medians(off.turns),
             **{arm.name: compared(off.turns, arm.turns) for arm in arms[1:]},
             "exported": exported,
             "traced_of_client_time": asdict(spread(traced)) if traced else None,
@@ -220,23 +161,9 @@ class TelemetryBenchmark:
             await router.stop()
 
     async def _turn(self, arm: Arm) -> Turn:
-        slots, requests = asyncio.Semaphore(self._wish.concurrency), self._wish.requests
-        names = [f"{arm.name}-{len(arm.turns)}-{each}" for each in range(requests)]
-
-        async def one(name: str) -> tuple[float, float]:
-            async with slots:
-                return await self._ask(arm, name)
-
-        before_s = child_module.cpu_s(arm.process)
-        took = await asyncio.gather(*map(one, names))
-        router_s = child_module.cpu_s(arm.process) - before_s
-        whole_ms = dict(zip(names, (end_to_end for _, end_to_end in took), strict=True))
-        return Turn(
-            float(np.median([ttft for ttft, _ in took])),
-            float(np.median(list(whole_ms.values()))),
-            router_s / requests * 1e6,
-            await _traced(arm, whole_ms) if arm.name == "traces" else None,
-        )
+        names = [f"{arm.name}-{len(arm.turns)}-{each}" for each in range(self._wish.requests)]
+        turn, whole_ms = await arm.turn(names, self._wish.concurrency, lambda name: self._ask(arm, name))
+        return replace(turn, traced=await _traced(arm, whole_ms)) if arm.name == "traces" else turn
 
     async def _ask(self, arm: Arm, name: str) -> tuple[float, float]:
         """TTFT and the whole time, in milliseconds."""
@@ -260,10 +187,3 @@ async def _traced(arm: Arm, whole_ms: dict[str, float]) -> float:
     listed = await arm.client.admin.ListRequests(admin.ListRequestsRequest(ended=len(whole_ms)))
     shares = [view.age_ms / whole_ms[view.request_id] for view in listed.ended if view.request_id in whole_ms]
     return float(np.median(shares))
-
-
-def _medians(turns: Sequence[Turn]) -> dict[str, float]:
-    return {
-        name: round(float(np.median([getattr(turn, name) for turn in turns])), 3)
-        for name in ("ttft_ms", "end_to_end_ms", "router_us")
-    }

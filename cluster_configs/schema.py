@@ -745,7 +745,8 @@ class SecuritySection(Section):
     )
     metrics_tls: bool = Field(
         False,
-        description="Encrypt a router's metrics, probes and console with `certificate_file`; clients need none there.",
+        description="Encrypt a router's metrics, probes and console with `certificate_file`. Clients may show a "
+        "certificate there, and need none.",
     )
 
     @property

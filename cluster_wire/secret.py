@@ -52,6 +52,11 @@ class Secret:
         return self._derived("side channel")
 
     @property
+    def worker_authority_key(self) -> bytes:
+        """32 bytes, private, of the authority of the certificates that workers show to routers."""
+        return self._derived("worker authority")
+
+    @property
     def fingerprint(self) -> str:
         """Tells whether two hosts have the same one, and nothing else of it."""
         return self._derived("fingerprint").hex()[:16]

@@ -16,6 +16,7 @@ from rachis.v1 import worker_pb2_grpc
 from cluster_core.ports import PortRange, address_of, hold_port
 from cluster_wire.members import MembersOnly
 from cluster_wire.secret import Secret
+from cluster_wire.worker_tls import add_worker_port
 
 LIVENESS = "liveness"
 WORKER_SERVICE = wire.DESCRIPTOR.services_by_name["WorkerService"].full_name
@@ -33,10 +34,11 @@ class WorkerServer:
         ports: PortRange | None,
         secret: Secret | None = None,
     ) -> None:
-        """secret: of the service whose parts may call; None: anybody may."""
+        """secret: of the service whose parts may call, encrypted; None: anybody may, as plain text."""
         self._record = record
         self._host = host
         self._ports = ports
+        self._secret = secret
         self._server = grpc.aio.server(
             interceptors=[MembersOnly(secret)] if secret is not None else (),
             options=conventions.channel_options(max_message_bytes),
@@ -50,7 +52,7 @@ class WorkerServer:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         port = hold_port(self._host, self._ports, "pools.ports") if self._ports is not None else 0
-        port = self._server.add_insecure_port(address_of(self._host, port))
+        port = add_worker_port(self._server, address_of(self._host, port), self._secret)
         await self._health.set(LIVENESS, _SERVING)
         await self._set_health()
         self._following = asyncio.create_task(self._follow())

@@ -19,7 +19,10 @@ async def bench_telemetry(
     arms = ("again", "traces", "logs")
     print_table(
         "", ("of what it is without", "P50 of TTFT", "P50 of the whole", "router's CPU", "in all"),
-        [(arm, *(_cell(found[arm][each]) for each in _RATIOS), f"{found[arm]['router_in_all']:.3f}") for arm in arms],
+        [
+            (arm, *(ratio_cell(found[arm][each]) for each in _RATIOS), f"{found[arm]['router_in_all']:.3f}")
+            for arm in arms
+        ],
     )  # fmt: skip
     off = found["off"]
     out.print(
@@ -33,5 +36,5 @@ async def bench_telemetry(
     )
 
 
-def _cell(spread: Mapping[str, Any]) -> str:
+def ratio_cell(spread: Mapping[str, Any]) -> str:
     return f"{spread['median']:.3f} ({spread['low']:.3f} to {spread['high']:.3f})"

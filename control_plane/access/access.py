@@ -5,8 +5,9 @@ nobody who has not been logged in.
 """
 
 import asyncio
+import ssl
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -17,8 +18,9 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.schema import SecuritySection
 from cluster_core.errors import PermissionDeniedError, UnauthenticatedError
 from cluster_wire.calls import Context
-from cluster_wire.members import member_metadata, unsealed
+from cluster_wire.members import CallMetadata, caller_certificate, member_metadata, unsealed
 from cluster_wire.secret import Secret, Sharing, read_secret
+from cluster_wire.worker_tls import MakeChannel, worker_channel
 from control_plane.access.api_keys import ApiKey
 from control_plane.access.client_certificates import OWN_FIELD, ClientCertificates, read_names
 from control_plane.access.followed_file import FollowedFile
@@ -29,13 +31,12 @@ from control_plane.access.tenant_limits import TENANTS_FIELD, UNLIMITED, LimitsO
 from control_plane.access.web_tokens import JWKS_FIELD, TokenRules, WebTokens, read_jwks
 
 # What gRPC calls a client's certificate, where it has asked for one.
-_CERTIFICATE = "x509_pem_cert"
+CERTIFICATE = "x509_pem_cert"
 # Metadata of a call: its caller's key.
 AUTHORIZATION = "authorization"
 _SCHEME = "bearer "
 _REFRESH_S = 1.0
-
-CallMetadata = Iterable[tuple[str, str | bytes]]
+_NOT_OWN = "certificates of callers are taken from gateways that show one with a name of the router's own"
 
 
 class Access:
@@ -57,6 +58,11 @@ class Access:
     def as_member(self) -> Metadata:
         """What calls to workers bring along."""
         return member_metadata(self._secret)
+
+    @property
+    def worker_channel(self) -> MakeChannel:
+        """What makes a channel to a worker: one that has the same secret, where there is one."""
+        return worker_channel(self._secret)
 
     @property
     def refused(self) -> Mapping[str, int]:
@@ -103,6 +109,7 @@ class KeyedAccess(Access):
         """files: that say who there is, and what tenants may have. certificates: where clients show some, and are known
         by them."""
         super().__init__(secret, sharing)
+        self._members = secret
         self._files = files
         self._logins = logins
         self._certificates = certificates
@@ -122,23 +129,34 @@ class KeyedAccess(Access):
 
     def identity(self, context: Context) -> Identity:
         metadata = context.invocation_metadata() or ()
-        found = self.certified(context) if self.goes_by_certificate(metadata) else self.known(metadata)
+        if self.goes_by_certificate(metadata):
+            return self.certified(metadata, certificate_of(context))
+        found = self.known(metadata)
         if found is None:
             raise UnauthenticatedError(WRONG_KEY)
         return found
 
     def goes_by_certificate(self, metadata: CallMetadata) -> bool:
-        """Whether the caller is who its certificate says: one that brings a key, good or not, is judged by that."""
-        return self._certificates is not None and all(name != AUTHORIZATION for name, _ in metadata)
+        """Whether the caller is who a certificate says, which its connection has shown here or at a gateway: one that
+        brings a key, good or not, is judged by that."""
+        if self._certificates is None:
+            return False
+        is_without_key = all(name != AUTHORIZATION for name, _ in metadata)
+        return is_without_key or caller_certificate(self._members, metadata) is not None
 
-    def certified(self, context: Context) -> Identity | None:
-        """Whose certificate the connection of this call has shown."""
-        shown = next(iter(context.auth_context().get(_CERTIFICATE) or ()), None)
-        return self._certificates.identity(shown) if self._certificates is not None and shown else None
-
-    def unauthenticated(self) -> UnauthenticatedError:
-        """Of who is nobody, and counted."""
-        return self._logins.unauthenticated()
+    def certified(self, metadata: CallMetadata, shown: bytes | None) -> Identity:
+        """Of whom that goes by. shown: PEM, of the connection; None: it has shown none. Raises UnauthenticatedError."""
+        certificates, handed_on = self._certificates, caller_certificate(self._members, metadata)
+        if certificates is not None and shown is not None:
+            if handed_on is not None:
+                # Whoever has the service's secret, as workers do, is no gateway yet.
+                if not certificates.is_own(shown):
+                    raise self._logins.unauthenticated(_NOT_OWN)
+                shown = ssl.DER_cert_to_PEM_cert(handed_on).encode()
+            found = certificates.identity(shown)
+            if found is not None:
+                return found
+        raise self._logins.unauthenticated()
 
     def known(self, metadata: CallMetadata) -> Identity | None:
         """Whose call that is, where nothing has to be looked at."""
@@ -218,6 +236,11 @@ def _tokens(section: SecuritySection, files: list[FollowedFile[Any]]) -> WebToke
     files.append(file)
     claims = (section.jwt_tenant_claim, section.jwt_roles_claim)
     return WebTokens(lambda: file.value, TokenRules(section.jwt_issuer, section.jwt_audience, *claims))
+
+
+def certificate_of(context: Context) -> bytes | None:
+    """PEM, that the connection of a call has shown."""
+    return next(iter(context.auth_context().get(CERTIFICATE) or ()), None)
 
 
 def address_of(peer: str) -> str:

@@ -88,9 +88,12 @@ def grpc_credentials(section: SecuritySection) -> grpc.ServerCredentials:
 
 
 def page_context(files: CertificateFiles) -> ssl.SSLContext:
-    """Of a router's own HTTP port, where clients need no certificate: a probe has none."""
+    """Of a router's own HTTP port, where clients may show a certificate and need none: a probe has none."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.chain, files.key)
+    if files.clients is not None:
+        context.load_verify_locations(files.clients)
+        context.verify_mode = ssl.CERT_OPTIONAL
     return context
 
 

@@ -60,6 +60,10 @@ class ClientCertificates:
         self._by_name: Mapping[str, ApiKey] = {}
         self._of: Mapping[str, ApiKey] = {}
 
+    def is_own(self, pem: bytes) -> bool:
+        """Whether it shares a name with the service's own, as that of a gateway does."""
+        return bool(self._shown(pem).names & self._own_names())
+
     def identity(self, pem: bytes) -> Identity | None:
         """Whose certificate that is; None: nobody's."""
         shown, now_s = self._shown(pem), self._time_s()

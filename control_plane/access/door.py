@@ -17,7 +17,8 @@ import grpc
 from cluster_core.errors import NotSupportedError, RachisError
 from cluster_wire import calls
 from cluster_wire.calls import Context
-from control_plane.access.access import Access, CallMetadata, KeyedAccess, address_of
+from cluster_wire.members import CallMetadata
+from control_plane.access.access import Access, KeyedAccess, address_of, certificate_of
 from control_plane.access.audit import AuditLog
 from control_plane.access.roles import ANYBODY, RPC_NEEDS, Identity, Need, need_of_rpc
 
@@ -39,8 +40,10 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def follow(self) -> None:
         await self.access.follow()
 
-    async def refusal(self, metadata: CallMetadata, need: Need) -> RachisError | None:
-        """Why a call that is none of gRPC's is not answered."""
+    async def refusal(self, metadata: CallMetadata, certificate: bytes | None, need: Need) -> RachisError | None:
+        """Why a call that is none of gRPC's is not answered. certificate: PEM, that its connection has shown."""
+        if isinstance(self.access, KeyedAccess) and self.access.goes_by_certificate(metadata):
+            return _certified(self.access, metadata, certificate, need)[1]
         return (await self._admitted(metadata, need))[1]
 
     def close(self) -> None:
@@ -61,7 +64,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         metadata = handler_call_details.invocation_metadata or ()
         access = self.access
         if asked.need is not Need.NOTHING and isinstance(access, KeyedAccess) and access.goes_by_certificate(metadata):
-            return asked.once_known(partial(_certified, access))
+            return asked.once_known(partial(_certified_by, access))
         return asked.by(*await self._admitted(metadata, asked.need))
 
     async def _admitted(self, metadata: CallMetadata, need: Need) -> tuple[Identity | None, RachisError | None]:
@@ -77,12 +80,17 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return caller, None
 
 
-def _certified(access: KeyedAccess, context: Context, need: Need) -> tuple[Identity | None, RachisError | None]:
-    """Who calls, by the certificate of the connection, and why not."""
-    caller = access.certified(context)
-    if caller is None:
-        return None, access.unauthenticated()
+def _certified_by(access: KeyedAccess, context: Context, need: Need) -> tuple[Identity | None, RachisError | None]:
+    return _certified(access, context.invocation_metadata() or (), certificate_of(context), need)
+
+
+def _certified(
+    access: KeyedAccess, metadata: CallMetadata, shown: bytes | None, need: Need
+) -> tuple[Identity | None, RachisError | None]:
+    """Who calls, by a certificate, and why not."""
+    caller: Identity | None = None
     try:
+        caller = access.certified(metadata, shown)
         access.check(caller, need)
     except RachisError as refusal:
         return caller, refusal

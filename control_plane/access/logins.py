@@ -124,9 +124,10 @@ class Logins:
             raise self.unauthenticated()
         return identity
 
-    def unauthenticated(self) -> UnauthenticatedError:
+    def unauthenticated(self, sentence: str = WRONG_KEY) -> UnauthenticatedError:
+        """Of who is nobody, and counted."""
         self.refused["wrong_key"] += 1
-        return UnauthenticatedError(WRONG_KEY)
+        return UnauthenticatedError(sentence)
 
     def _overloaded(self, reason: str, sentence: str) -> OverloadedError:
         self.refused[reason] += 1

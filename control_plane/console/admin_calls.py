@@ -16,8 +16,9 @@ from google.protobuf.message import Message
 from rachis.v1 import admin_pb2, admin_pb2_grpc, router_pb2_grpc
 
 from cluster_core.errors import RachisError
-from control_plane.access.access import AUTHORIZATION
+from control_plane.access.access import AUTHORIZATION, CERTIFICATE
 from control_plane.access.door import Door
+from control_plane.metrics.probe_server import ShownBy
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,9 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """authorization: as of the header; empty: none. peer: as gRPC names one."""
+    """shown: by what. peer: as gRPC names one."""
 
-    authorization: str
+    shown: ShownBy
     peer: str
 
 
@@ -90,7 +91,9 @@ class AdminCalls:
         handler = await self._door.intercept_service(self._found, details)
         behaviour = handler.unary_stream or handler.unary_unary
         try:
-            answer = behaviour(request, context)
+            # As gRPC has it: what parses a message by itself gets its bytes.
+            is_parsed = handler.request_deserializer is not None
+            answer = behaviour(request if is_parsed else request.SerializeToString(), context)
             if inspect.isawaitable(answer):
                 yield await answer
                 return
@@ -138,11 +141,12 @@ class _Context:
         self._sentence = ""
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        return ((AUTHORIZATION, self._caller.authorization),) if self._caller.authorization else ()
+        given = self._caller.shown.authorization
+        return ((AUTHORIZATION, given),) if given is not None else ()
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """Nobody shows a certificate here."""
-        return {}
+        shown = self._caller.shown.certificate
+        return {CERTIFICATE: [shown]} if shown is not None else {}
 
     def peer(self) -> str:
         return self._caller.peer

@@ -7,6 +7,9 @@ A browser sends what any page asks it to. What keeps such a page out, each by it
     Sec-Fetch-Site   where there is one, `same-origin` or `none`
     Content-Type     JSON, which a form cannot send and another origin may not without asking first
     Authorization    with keys: a header, which no page sends but the one in which the key was typed
+
+A certificate a browser shows whichever page asks: there it is the lines above that keep such a page out, and TLS, by
+which no name that somebody else's DNS points here is this router's.
 """
 
 import ipaddress

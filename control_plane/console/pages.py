@@ -25,6 +25,7 @@ from control_plane.console.guards import JSON, refusal, refusal_of_host
 from control_plane.console.json_calls import error_json, is_streamed, json_of, request_of
 from control_plane.console.static_files import SECURITY_HEADERS, static_files
 from control_plane.console.streams import MOST_STREAMS, Stream, Streams, TooManyStreamsError
+from control_plane.metrics.probe_server import shown_by
 
 # What each route says; who may call what stands in `control_plane.access.roles`.
 ROUTES = {
@@ -98,9 +99,7 @@ class ConsolePages:
             _fail(http, error.status, str(error))
             return
         address, port = http.client_address[:2]
-        caller = Caller(
-            http.headers.get("authorization", ""), f"{'ipv6' if ':' in address else 'ipv4'}:{address}:{port}"
-        )
+        caller = Caller(shown_by(http), f"{'ipv6' if ':' in address else 'ipv4'}:{address}:{port}")
         answers = self._calls.answers(name, request, caller)
         self._stream(http, answers) if is_streamed(name) else self._answer(http, answers)
 

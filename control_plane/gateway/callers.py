@@ -14,25 +14,29 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from rachis import AsyncClient, RachisError
 from rachis.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
-from rachis.metadata_channel import NO_KEY, key_metadata
+from rachis.metadata_channel import NO_KEY, Metadata, key_metadata
 from rachis.v1 import router_pb2 as api
 from starlette.websockets import WebSocket
 
 from cluster_core.clock import monotonic_s
 from control_plane.access.key_digests import KeyDigests
 from control_plane.access.roles import Identity, Need, Role, need_of_route
+from control_plane.gateway.shown_certificate import shown_certificate
 
 _ASK_TIMEOUT_S = 5.0
 _REMEMBERED_S = 2.0
 _MOST_REMEMBERED = 4096
 _MOST_KEY_CHARACTERS = 4096
+# gRPC takes some 8 KiB of metadata in all, and writes bytes in base64.
+_MOST_CERTIFICATE_BYTES = 4096
 # A browser asks with these whether it may ask, and brings no key; vLLM's front answers that by itself.
 _PREFLIGHT = frozenset({b"origin", b"access-control-request-method"})
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Of one HTTP request, or of a WebSocket. client: of the routers, for this caller. key: what was brought."""
+    """Of one HTTP request, or of a WebSocket. client: of the routers, for this caller. key: what was brought, or a name
+    for the certificate that was shown."""
 
     identity: Identity
     client: AsyncClient
@@ -61,7 +65,8 @@ def client_of(caller: Caller | None, otherwise: Any) -> Any:
 
 class Callers:
     """ASGI middleware, the outermost. may_be_open: routers may have no keys. answer: makes one of an error, and of the
-    path that was asked."""
+    path that was asked. hand_on: metadata by which a router is told of the certificate that a caller has shown, DER,
+    where routers know callers by them."""
 
     def __init__(
         self,
@@ -70,9 +75,11 @@ class Callers:
         answer: Callable[[RachisError, str], JSONResponse],
         *,
         may_be_open: bool,
+        hand_on: Callable[[bytes], Metadata] | None = None,
         now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._app = app
+        self._hand_on = hand_on
         self._client = client
         self._answer = answer
         self._identities = Identities(may_be_open=may_be_open, now_s=now_s)
@@ -93,8 +100,17 @@ class Callers:
 
     async def _caller(self, scope: Any, need: Need) -> Caller:
         """Raises RachisError."""
-        key = _key(scope["headers"])
-        client = self._client.calling_with(key_metadata(key) or NO_KEY)
+        certificate = shown_certificate(scope)
+        if self._hand_on is not None and certificate and not _brings_key(scope["headers"]):
+            if len(certificate) > _MOST_CERTIFICATE_BYTES:
+                sentence = f"certificates of more than {_MOST_CERTIFICATE_BYTES} bytes are not handed on"
+                raise UnauthenticatedError.local(sentence)
+            # No key has such a name: what is brought is printable.
+            key, metadata = f"\0{certificate.hex()}", self._hand_on(certificate)
+        else:
+            key = _key(scope["headers"])
+            metadata = key_metadata(key) or NO_KEY
+        client = self._client.calling_with(metadata)
         identity = await self._identities.of(key, client)
         if not identity.may(need):
             raise PermissionDeniedError.local(identity.lacks(need))
@@ -140,6 +156,11 @@ class Identities:
 
 def _is_preflight(scope: Any) -> bool:
     return scope.get("method") == "OPTIONS" and {name for name, _ in scope["headers"]} >= _PREFLIGHT
+
+
+def _brings_key(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether it brings one, good or not: who does is judged by that alone."""
+    return any(name in (b"authorization", b"x-api-key") for name, _ in headers)
 
 
 def _key(headers: list[tuple[bytes, bytes]]) -> str:

@@ -33,6 +33,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from control_plane.gateway.late_status import LateStatus
 from control_plane.gateway.refusals import AccessRefused, RouterRefused, as_vllm_error, headers_of
 from control_plane.gateway.router_core import TASKS, RouterCore, RouterEngine
+from control_plane.gateway.shown_certificate import CertificateProtocol
 
 SUPPORTED_VLLM = "0.32.0"
 # Of the HTTP server, called by `serve_http` as on the command line.
@@ -112,6 +113,7 @@ async def serve(app: FastAPI, args: argparse.Namespace, sock: Any, max_frame_byt
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         ws_max_size=max_frame_bytes,
+        http=CertificateProtocol,
         # Its lines go the way of all others.
         log_config=None,
         **{name: getattr(args, name) for name in _SERVER_OPTIONS},

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 from prometheus_client import REGISTRY
 from rachis import AsyncClient, tls
-from rachis.metadata_channel import NO_KEY
+from rachis.metadata_channel import NO_KEY, Metadata
 from rachis.v1 import router_pb2 as api
 
 from cluster_configs.exposure import check_gateway_exposure
@@ -20,8 +20,9 @@ from cluster_configs.listening import is_loopback
 from cluster_configs.schema import GatewaySection, ModelSection, SecuritySection
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
+from cluster_wire.members import caller_metadata
 from cluster_wire.redis_client import connect
-from cluster_wire.secret import read_secret
+from cluster_wire.secret import Secret, read_secret
 from control_plane.gateway import adapters
 from control_plane.gateway.stored_responses import TIMEOUT_S, StoredResponses
 
@@ -121,7 +122,9 @@ async def run(
             callers = None
             if secret is not None:
                 is_for_all = security.open or is_loopback(args.host or "0.0.0.0")
-                callers = partial(Callers, client=client, answer=front.refusal_of_router, may_be_open=is_for_all)
+                hand_on = handing_on(secret, security, args.ssl_ca_certs)
+                answer = front.refusal_of_router
+                callers = partial(Callers, client=client, answer=answer, may_be_open=is_for_all, hand_on=hand_on)
             app = await front.make_app(args, engine, callers)
             on_adapters = partial(front.serve_adapters, app)
             await adapters.look(client, on_adapters)
@@ -140,6 +143,14 @@ async def run(
             await front.serve(app, args, sock, max_bytes(section.websocket) + _FRAME_SLACK_BYTES)
         finally:
             sock.close()
+
+
+def handing_on(secret: Secret, security: SecuritySection, trusted: str | None) -> Callable[[bytes], Metadata] | None:
+    """By what routers are told of certificates of callers; None: they are not. trusted: the file of the authorities by
+    which the front knows its clients; the user's own options may have made it another one, which no router knows."""
+    if security.client_ca_file is None or trusted != security.client_ca_file:
+        return None
+    return partial(caller_metadata, secret)
 
 
 async def _store(

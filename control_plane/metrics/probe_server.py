@@ -42,14 +42,31 @@ _HANGS = (HTTPStatus.SERVICE_UNAVAILABLE, f"the router has not answered for {LIV
 
 
 @dataclass(frozen=True, slots=True)
+class ShownBy:
+    """By what somebody who asks over HTTP shows who that is. authorization: as of the header; None: there is none.
+    certificate: PEM, that the connection has shown; None: none."""
+
+    authorization: str | None = None
+    certificate: bytes | None = None
+
+
+def shown_by(http: BaseHTTPRequestHandler) -> ShownBy:
+    """Of a request that has come, and so over a connection whose hands are shaken."""
+    connection = http.connection
+    shown = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
+    certificate = ssl.DER_cert_to_PEM_cert(shown).encode() if shown else None
+    return ShownBy(http.headers.get("authorization"), certificate)
+
+
+@dataclass(frozen=True, slots=True)
 class Probes:
     """What is asked of the router's loop."""
 
     loop: asyncio.AbstractEventLoop
     # Called on the loop: why no request is served, or empty.
     not_ready: Callable[[], str]
-    # Awaited on the loop, with the header `authorization`: why somebody may not read the metrics. None: everybody may.
-    scrape_refusal: Callable[[str], Awaitable[Said | None]] | None = None
+    # Awaited on the loop: why somebody may not read the metrics. None: everybody may.
+    scrape_refusal: Callable[[ShownBy], Awaitable[Said | None]] | None = None
     timeout_s: float = LIVE_TIMEOUT_S
 
     def live(self) -> Said:
@@ -60,9 +77,9 @@ class Probes:
         """Waits a bounded time."""
         return self._ask(self._ready(), _HANGS)
 
-    def refused(self, authorization: str) -> Said | None:
+    def refused(self, shown: ShownBy) -> Said | None:
         """Why the metrics are not told; None: they are. Waits a bounded time."""
-        return self._ask(self.scrape_refusal(authorization), _HANGS) if self.scrape_refusal is not None else None
+        return self._ask(self.scrape_refusal(shown), _HANGS) if self.scrape_refusal is not None else None
 
     def _ask(self, question: Awaitable[T], otherwise: T) -> T:
         """otherwise: where the loop has not come to it."""
@@ -159,7 +176,7 @@ class _Handler(MetricsHandler):
     def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
         match self.path.partition("?")[0]:
             case "/metrics":
-                refused = self.probes.refused(self.headers.get("authorization", ""))
+                refused = self.probes.refused(shown_by(self))
                 super().do_GET() if refused is None else self._say(*refused)
             case "/livez":
                 self._say(*self.probes.live())

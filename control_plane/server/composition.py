@@ -87,9 +87,9 @@ class RouterPorts:
     tokenizer: Callable[[str], Tokenizer] = Tokenizer
     # A process that compiles grammars: of the model in a folder, for a vocabulary of so many tokens, in so many MiB.
     grammar_compiler: Callable[[str, int, int], Awaitable[GrammarCompiler]] = GrammarProcess.start
-    # gRPC: makes the router's servers, and a channel to a worker.
+    # gRPC: makes the router's servers, and a channel to a worker; None: as the service's secret has it.
     server: Callable[..., grpc.aio.Server] = grpc.aio.server
-    channel: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
+    channel: Callable[..., grpc.aio.Channel] | None = None
     # Who may call, by files of this host.
     access: Callable[[SecuritySection], Access] = access_of
     # Serves metrics and probes.
@@ -193,7 +193,7 @@ def _metrics(config: RachisConfig, ports: RouterPorts) -> RouterMetrics:
 
 def _client(config: RachisConfig, door: Door, ports: RouterPorts) -> WorkerClient:
     message_bytes = (config.router.max_message_mib << 20) * _WORKER_MESSAGE_FACTOR
-    return WorkerClient(message_bytes, ports.channel, door.access.as_member)
+    return WorkerClient(message_bytes, ports.channel or door.access.worker_channel, door.access.as_member)
 
 
 def _adapters(

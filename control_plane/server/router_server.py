@@ -35,7 +35,7 @@ from control_plane.intake.tokenization import Tokenizer
 from control_plane.metrics.console_metrics import ConsoleCollector
 from control_plane.metrics.loop_stall import watch_loop
 from control_plane.metrics.placement_metrics import PlacementCollector
-from control_plane.metrics.probe_server import Probes, Said
+from control_plane.metrics.probe_server import Probes, Said, ShownBy
 from control_plane.metrics.rate_metrics import RateCollector
 from control_plane.metrics.router_metrics import RouterMetrics
 from control_plane.metrics.service_metrics import ServiceCollector
@@ -207,9 +207,10 @@ class RouterServer:
             sentence = f"cannot serve metrics on {at}: {error.strerror}"
             raise StartError(sentence, field="router.metrics_port") from None
 
-    async def _scrape_refusal(self, authorization: str) -> Said | None:
+    async def _scrape_refusal(self, shown: ShownBy) -> Said | None:
         """Why somebody may not read the metrics."""
-        error = await self.parts.door.refusal(((AUTHORIZATION, authorization),), METRICS_NEEDS["/metrics"])
+        metadata = ((AUTHORIZATION, shown.authorization),) if shown.authorization is not None else ()
+        error = await self.parts.door.refusal(metadata, shown.certificate, METRICS_NEEDS["/metrics"])
         return (HTTPStatus(http_status(error.status)), str(error)) if error is not None else None
 
     def _register_collectors(self, loop: asyncio.AbstractEventLoop, console: ConsolePages) -> None:

@@ -104,7 +104,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def GetIdentity(self, request: api.GetIdentityRequest, context: Context) -> api.GetIdentityResponse:
         access = self._arrivals.access
-        caller = access.identity(context)
+        try:
+            caller = access.identity(context)
+        except RachisError as error:
+            # Its key was revoked since the door has looked.
+            await calls.abort(context, error)
         return api.GetIdentityResponse(
             is_open=access.is_open,
             name=caller.name,

@@ -9,7 +9,7 @@ from rachis.errors import InvalidInputError
 
 # gRPC takes some 8 KiB of metadata in all.
 _MOST_CHARACTERS = 4096
-Metadata = Sequence[tuple[str, str]]
+Metadata = Sequence[tuple[str, str | bytes]]
 # Of who calls for others and has no key of theirs: they are not whom its certificate names.
 NO_KEY: Metadata = (("authorization", "Bearer"),)
 
@@ -40,7 +40,7 @@ class MetadataChannel:
         return call
 
 
-def key_metadata(api_key: str) -> Metadata:
+def key_metadata(api_key: str) -> Sequence[tuple[str, str]]:
     """Of who has that key, which may have come with a line's end; of nobody where it is empty.
 
     Raises InvalidInputError for what cannot be a key.

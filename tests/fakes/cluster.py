@@ -7,7 +7,7 @@ register and nothing else.
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +23,10 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.loading import load
 from cluster_core.log_files import ReadLogs
+from cluster_wire.members import MembersOnly
 from cluster_wire.redis_client import RedisClient
-from cluster_wire.secret import read_secret
+from cluster_wire.secret import Secret, read_secret
+from cluster_wire.worker_tls import MakeChannel, add_worker_port
 from control_plane.intake.tokenization import Frame, Tokenizer, document_text
 from control_plane.model.lifecycle import State
 from control_plane.pools.actors import Actors
@@ -50,6 +52,8 @@ SERVICE = "svc-test"
 # it is to expire.
 CLIENT_DEADLINE_S = 1.0
 SESSION_DEADLINE_S = 5.0
+# Of a worker that has the service's own, or none.
+OWN_SECRET = Secret(b"")
 # How `until` looks: in each turn of the loop at first, for a second or more, and pure tests need no longer.
 _EAGER_TURNS = 200_000
 _LOOK_EVERY_S = 0.001
@@ -145,7 +149,8 @@ class Worker:
 class Cluster:
     """Made by `running_cluster`."""
 
-    def __init__(self, router: RouterServer, registry: RegistryRedis) -> None:
+    def __init__(self, router: RouterServer, registry: RegistryRedis, secret: Secret | None = None) -> None:
+        self.secret = secret
         self.router = router
         self.workers: list[Worker] = []
         self.calls = 0
@@ -176,9 +181,12 @@ class Cluster:
         *,
         number: int = 1,
         claim_feed: ClaimAudit | None = None,
+        secret: Secret | None = OWN_SECRET,
+        reached_at: Callable[[str], Awaitable[str]] | None = None,
         **engine: Any,
     ) -> Worker:
-        """A worker joins, and the router has heard of it."""
+        """A worker joins, and the router has heard of it. reached_at: makes the address that it registers, of the one
+        at which it listens."""
         prefix, service = _POOLS[pool]
         name = name or f"{prefix}-{sum(worker.record.pool == pool for worker in self.workers)}"
         fake = FakeEngine(name, self.fabric, **engine)
@@ -190,7 +198,9 @@ class Cluster:
             model=MODEL,
             max_running_requests=64,
         )
-        server = grpc.aio.server(options=channel_options(64 << 20))
+        secret = self.secret if secret is OWN_SECRET else secret
+        members = [MembersOnly(secret)] if secret is not None else []
+        server = grpc.aio.server(interceptors=members, options=channel_options(64 << 20))
         worker = Worker(record, fake, server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
             service(
@@ -198,8 +208,10 @@ class Cluster:
             ),
             server,
         )
-        record.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        record.address = f"127.0.0.1:{add_worker_port(server, '127.0.0.1:0', secret)}"
         await server.start()
+        if reached_at is not None:
+            record.address = await reached_at(record.address)
         self.workers.append(worker)
         await self.register(record)
         return worker
@@ -282,9 +294,11 @@ async def running_cluster(
     actors: Actors | None = None,
     timing: RouterTiming = ROUTER_TIMING,
     tokenizer: type[Tokenizer] = BytesTokenizer,
+    channel: MakeChannel | None = None,
     **flags: Any,
 ) -> AsyncIterator[Cluster]:
-    """A router without workers; on the way out it must be idle, every request counted in one outcome."""
+    """A router without workers; on the way out it must be idle, every request counted in one outcome. channel: to
+    workers; None: as it is in production."""
     settings = {
         "router.port": 0,
         "router.drain_timeout_s": 2,
@@ -296,18 +310,20 @@ async def running_cluster(
         **{key.replace("__", "."): value for key, value in flags.items()},
     }
     loaded = load(flags=settings)
-    secret = loaded.config.security.secret_path
-    registry = RegistryRedis(SERVICE, read_secret(Path(secret)) if secret is not None else None)
+    secret_file = loaded.config.security.secret_path
+    secret = read_secret(Path(secret_file)) if secret_file is not None else None
+    registry = RegistryRedis(SERVICE, secret)
     ports = RouterPorts(
         redis=lambda timeout_s: cast(RedisClient, registry),
         actors=actors,
         tokenizer=tokenizer,
         grammar_compiler=_compiler,
         rng=FirstOfEquals,
+        channel=channel,
     )
     router = build_router(loaded, SERVICE, ports, timing)
     await router.start()
-    cluster = Cluster(router, registry)
+    cluster = Cluster(router, registry, secret)
     try:
         yield cluster
         await until(cluster.idle)

@@ -39,10 +39,10 @@ async def test_each_pool_serves_from_its_own_host(
 
 
 async def test_a_host_without_the_secret_is_answered_by_nobody(cluster: Cluster, client: AsyncClient) -> None:
-    """It is on the network of the others, as this process is."""
+    """It is on the network of the others, as this process is: hands are shaken by who has the secret alone."""
     for worker in await _workers(client):
         for secret in (None, Secret(bytes(32))):
-            assert await _refusal(worker.address, worker.generation, secret) is grpc.StatusCode.UNAUTHENTICATED
+            assert await _refusal(worker.address, worker.generation, secret) is grpc.StatusCode.UNAVAILABLE
     async with AsyncClient(cluster.router_address, api_key=cluster.key) as in_the_clear:
         with pytest.raises(UnavailableError):
             await in_the_clear.identity(5.0)

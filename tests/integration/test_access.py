@@ -26,8 +26,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_
 from zmq.utils import z85
 
 from cluster_wire import registry
-from cluster_wire.members import SERVICE_KEY, sealed
-from cluster_wire.secret import read_secret
+from cluster_wire.members import member_metadata, sealed
+from cluster_wire.secret import Secret, read_secret
+from cluster_wire.worker_tls import worker_channel
 from control_plane.access.roles import HTTP_NEEDS, Identity, Need
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 from tests.command import rachis
@@ -272,16 +273,23 @@ async def test_workers_answer_parts_of_the_service_and_nobody_else(world: World)
         records = [view.registration for view in await ops.workers()]
         answer = await client.generate(token_prompt([17, *PROMPT]), max_tokens=3, temperature=0.0)
     assert answer.completion.route.handoff == generation.HANDOFF_OUTCOME_PULLED, "they do answer each other"
+    secret = read_secret(world.folder / "secret")
     for record in records:
-        async with grpc.aio.insecure_channel(record.address) as channel:
+        for stranger in (None, Secret(bytes(32))):
+            async with worker_channel(stranger)(record.address) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await worker_pb2_grpc.WorkerServiceStub(channel).GetWorkerStatus(
+                        wire.GetWorkerStatusRequest(), metadata=member_metadata(secret), timeout=30
+                    )
+                assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        async with worker_channel(secret)(record.address) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             for key in ("", "rs-guess", world.key["ops"]):
                 brought = (("rachis-service-key", key),) if key else ()
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
                     await stub.GetWorkerStatus(wire.GetWorkerStatusRequest(), metadata=brought, timeout=30)
                 assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            own = ((SERVICE_KEY, read_secret(world.folder / "secret").service_key),)
-            await stub.GetWorkerStatus(wire.GetWorkerStatusRequest(), metadata=own, timeout=30)
+            await stub.GetWorkerStatus(wire.GetWorkerStatusRequest(), metadata=member_metadata(secret), timeout=30)
 
 
 async def test_a_worker_that_somebody_has_made_up_in_redis_is_none(world: World) -> None:

@@ -125,8 +125,11 @@ def add_key(path: Path, name: str, *roles: Role, tenant: str = "acme", lowest_pr
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    return made_keys(tmp_path_factory.mktemp("keys"))
+
+
+def made_keys(folder: Path) -> tuple[Path, dict[str, str]]:
     """A folder with a secret and a file of keys, and what their holders have: made once, since hashing takes long."""
-    folder = tmp_path_factory.mktemp("keys")
     write_secret(folder / "secret")
     path = folder / "keys.json"
     given = {name: add_key(path, name, *roles) for name, roles in WHO.items() if name != "nobody"}

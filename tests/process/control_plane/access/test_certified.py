@@ -1,6 +1,5 @@
 """A router that knows callers by the certificate that they show: whom it takes for whom, and for nobody."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,87 +8,31 @@ import grpc
 import pytest
 import pytest_asyncio
 from rachis import AsyncClient, tls
-from rachis.errors import PermissionDeniedError, RachisError, UnauthenticatedError
+from rachis.errors import PermissionDeniedError, UnauthenticatedError
 from rachis.metadata_channel import NO_KEY
 from rachis.v1 import admin_pb2 as admin
 
 from benchmarks.certificates import Authority
 from cluster_configs.schema import SecuritySection
-from control_plane.access.api_keys import new_certificate
 from control_plane.access.key_file import edit
-from control_plane.access.roles import RPC_NEEDS, Identity, Role
+from control_plane.access.roles import RPC_NEEDS, Identity
 from control_plane.gateway.gateway import client_of_routers
 from tests.fakes.cluster import named
-from tests.process.control_plane.access.conftest import REFUSED, WHO, Code, Keyed, keyed_cluster, status_of
+from tests.process.control_plane.access.certified_world import (
+    ONE_SENTENCE,
+    Certified,
+    certified_cluster,
+    told,
+    until_known,
+)
+from tests.process.control_plane.access.conftest import REFUSED, WHO, Code, status_of
 from tests.process.control_plane.console.calls import called
-
-HOME = "127.0.0.1"
-ONE_SENTENCE = "a valid API key is needed: `authorization: Bearer rk-…`"
-
-
-class Certified:
-    """keyed: of a router that asks for certificates. authority: that it trusts. own: the router's certificate, and its
-    key."""
-
-    def __init__(self, keyed: Keyed, authority: Authority, own: tuple[Path, Path]) -> None:
-        self.keyed = keyed
-        self.authority = authority
-        # Of administration, which answers prompts too.
-        self.address = keyed.cluster.router.admin_address
-        self.own = self._showing(*own)
-
-    def credentials(self, name: str, *hosts: str) -> grpc.ChannelCredentials:
-        return self._showing(*self.authority.sign(name, *hosts))
-
-    def _showing(self, chain: Path, key: Path) -> grpc.ChannelCredentials:
-        return grpc.ssl_channel_credentials(self.authority.ca.read_bytes(), key.read_bytes(), chain.read_bytes())
-
-    def client(self, name: str, *hosts: str, api_key: str = "") -> AsyncClient:
-        return AsyncClient(self.address, credentials=self.credentials(name, *hosts), api_key=api_key)
-
-    def know(self, name: str, certificate: str, *roles: Role, tenant: str = "acme") -> None:
-        key = new_certificate(
-            name, tenant, roles or [Role.GENERATE], certificate, lowest_priority=-3, now_s=0.0, expires_s=None
-        )
-        edit(self.keyed.keys_file, lambda keys: keys.update({key.key_id: key}))
-
-
-async def told(client: AsyncClient) -> str:
-    """Who one is, or what one is told instead."""
-    try:
-        return (await client.identity(10.0)).name
-    except RachisError as refused:
-        return f"{refused.status} {refused}"
 
 
 @pytest_asyncio.fixture
 async def certified(tmp_path: Path, made: tuple[Path, dict[str, str]]) -> AsyncIterator[Certified]:
-    authority = Authority(tmp_path / "ca")
-    chain, key = authority.sign("router", HOME)
-    flags = {
-        "security__certificate_file": str(chain),
-        "security__certificate_key_file": str(key),
-        "security__client_ca_file": str(authority.ca),
-        "router__admin_port": 0,
-    }
-    async with keyed_cluster(tmp_path, made, **flags) as keyed:
-        world = Certified(keyed, authority, (chain, key))
-        for who, roles in WHO.items():
-            if roles:
-                world.know(f"by-{who}", f"uri:spiffe://acme/{who}", *roles)
-        world.know("router", "cn:router", *Role)
-        async with world.client("first", "spiffe://acme/all") as client:
-            await until_known(client)
+    async with certified_cluster(tmp_path, made) as world:
         yield world
-
-
-async def until_known(client: AsyncClient, *, is_known: bool = True) -> None:
-    """The file is looked at each second."""
-    for _ in range(600):
-        if (await told(client)).startswith("UNAUTHENTICATED") != is_known:
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError("the file was not taken up")
 
 
 @pytest.mark.parametrize("who", [who for who, roles in WHO.items() if roles])
@@ -184,7 +127,7 @@ async def test_the_public_door_knows_certificates_too_and_does_not_administer(ce
     assert await ended("spiffe://acme/operate") is Code.UNIMPLEMENTED
 
 
-async def test_the_console_needs_a_key_all_the_same(certified: Certified) -> None:
+async def test_the_console_needs_a_key_where_its_port_is_not_encrypted(certified: Certified) -> None:
     page = certified.keyed.cluster.router.metrics.address
     assert (await called(page, "GetPools")).status == 401
     assert (await called(page, "GetPools", key=certified.keyed.key["observe"])).status == 200

@@ -1,7 +1,13 @@
-"""The router's calls to a worker: what is closed early is cancelled there, what does not answer counts as lost."""
+"""The router's calls to a worker: what is closed early is cancelled there, what does not answer counts as lost.
 
-from collections.abc import AsyncIterator
+All of it as plain text, and encrypted as it is with a secret: gRPC is to tell the same of both.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -11,6 +17,9 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.errors import DeadlineError, InvalidInputError, NotSupportedError
 from cluster_core.ids import WorkerId
+from cluster_wire.members import MembersOnly, member_metadata
+from cluster_wire.secret import Secret
+from cluster_wire.worker_tls import add_worker_port, worker_channel
 from control_plane.fleet.worker_client import (
     WorkerClient,
     WorkerDiedError,
@@ -23,16 +32,20 @@ from decode_worker.service import DecodeService
 from prefill_worker.service import PrefillService
 from tests.fakes.cluster import CLIENT_DEADLINE_S, until
 from tests.fakes.engine import FakeEngine
+from tests.fakes.wiretap import tapped
 
 
 class Called:
     """A client and the one decode worker that it calls."""
 
-    def __init__(self, address: str, engine: FakeEngine, server: grpc.aio.Server) -> None:
-        self.client = WorkerClient(1 << 20)
+    def __init__(self, address: str, engine: FakeEngine, server: grpc.aio.Server, secret: Secret | None) -> None:
+        self.client = WorkerClient(1 << 20, worker_channel(secret), member_metadata(secret))
         self.engine = engine
         self.server = server
         self.worker = WorkerSnapshot(WorkerId("decode-0"), 1, wire.POOL_DECODE, address)
+
+    def reached_at(self, address: str) -> None:
+        self.worker = replace(self.worker, address=address)
 
     def decode(self, name: str = "r#1", timeout_s: float = 60.0) -> AsyncIterator[wire.DecodeResponse]:
         request = wire.DecodeRequest(
@@ -41,25 +54,31 @@ class Called:
         return self.client.decode(self.worker, request, timeout_s).messages()
 
 
+@pytest.fixture(params=[None, Secret(b"a" * 32)], ids=["plain", "encrypted"])
+def secret(request: pytest.FixtureRequest) -> Secret | None:
+    found: Secret | None = request.param
+    return found
+
+
 @pytest.fixture
-async def called() -> AsyncIterator[Called]:
-    async with calling(DecodeService) as called:
+async def called(secret: Secret | None) -> AsyncIterator[Called]:
+    async with calling(DecodeService, secret) as called:
         yield called
 
 
 @pytest.fixture
-async def prefiller() -> AsyncIterator[Called]:
-    async with calling(PrefillService) as called:
+async def prefiller(secret: Secret | None) -> AsyncIterator[Called]:
+    async with calling(PrefillService, secret) as called:
         yield called
 
 
 @asynccontextmanager
-async def calling(service: type[DecodeService | PrefillService]) -> AsyncIterator[Called]:
+async def calling(service: type[DecodeService | PrefillService], secret: Secret | None) -> AsyncIterator[Called]:
     engine = FakeEngine()
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[MembersOnly(secret)] if secret is not None else [])
     record = wire.WorkerRegistration(worker_id="decode-0", generation=1, state=wire.WORKER_STATE_READY)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service(engine, record, lambda: None), server)
-    called = Called(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", engine, server)
+    called = Called(f"127.0.0.1:{add_worker_port(server, '127.0.0.1:0', secret)}", engine, server, secret)
     await server.start()
     yield called
     await called.client.close()
@@ -122,6 +141,70 @@ async def test_a_channel_to_a_worker_that_left_is_closed_only_after_its_calls(ca
     assert messages[-1].end.completion_tokens == 1000
 
 
+# Processes that die.
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["an end", "a reset"])
+async def test_a_worker_that_dies_under_calls_has_died_and_is_not_reached_after(
+    called: Called, *, resets: bool
+) -> None:
+    called.engine.hold_before(3)
+    async with tapped(called.worker.address) as (tap, address):
+        called.reached_at(address)
+        running = [asyncio.create_task(_last(called.decode(name))) for name in ("r#1", "r#2")]
+        await called.engine.held.wait()
+
+        await tap.break_off(resets=resets)
+
+        assert [type(await each) for each in running] == [WorkerDiedError] * 2
+        await not_reached(lambda: anext(aiter(called.decode("r#5"))))
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["an end", "a reset"])
+async def test_a_worker_that_dies_under_a_prefill_and_a_session_has_died(prefiller: Called, *, resets: bool) -> None:
+    prefiller.engine.hold_before(0)
+    request = wire.PrefillRequest(
+        request_id="r#2", generation=1, token_ids=[1, 2], sampling=generation.SamplingParams(max_tokens=1)
+    )
+    async with tapped(prefiller.worker.address) as (tap, address):
+        prefiller.reached_at(address)
+        async with prefiller.client.prefill_session(prefiller.worker, 60.0) as session:
+            await session.write(opening())
+            assert (await session.read()).progress.prompt_tokens == 2
+            running = asyncio.create_task(prefiller.client.prefill(prefiller.worker, request, 60.0))
+            await prefiller.engine.held.wait()
+
+            await tap.break_off(resets=resets)
+
+            with pytest.raises(WorkerDiedError):
+                await running
+            with pytest.raises(WorkerDiedError):
+                while True:
+                    await session.read()
+        await not_reached(lambda: prefiller.client.prefill(prefiller.worker, request, 60.0))
+
+
+async def not_reached(call: Callable[[], Awaitable[Any]]) -> None:
+    """A call on the connection that has just broken may go down with it."""
+    for _ in range(100):
+        with pytest.raises(WorkerLostError) as raised:
+            await call()
+        if raised.type is WorkerUnreachableError:
+            return
+        assert raised.type is WorkerDiedError
+    raise AssertionError("the worker is gone, and was not said to be")
+
+
+async def _last(stream: AsyncIterator[wire.DecodeResponse]) -> Exception | None:
+    """What it ends with."""
+    try:
+        async for _ in stream:
+            pass
+    except Exception as error:  # noqa: BLE001 - what it is, is what is asked
+        return error
+    return None
+
+
 # Sessions.
 
 
@@ -159,8 +242,8 @@ async def test_what_is_written_to_a_session_that_has_ended_is_dropped_and_readin
 
 async def test_a_session_beyond_its_time_is_a_deadline_not_a_lost_worker(prefiller: Called) -> None:
     async with prefiller.client.prefill_session(prefiller.worker, 0.1) as session:
-        await session.write(opening())
         with pytest.raises(DeadlineError):
+            await session.write(opening())
             while True:
                 await session.read()
 

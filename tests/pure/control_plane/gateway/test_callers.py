@@ -43,12 +43,13 @@ class Router:
 
 
 class Gateway:
-    """seen: the tenant of each request that came through."""
+    """seen: the tenant of each request that came through. certificate: that connections have shown."""
 
-    def __init__(self, router: Router, *, may_be_open: bool = False) -> None:
+    def __init__(self, router: Router, *, may_be_open: bool = False, hand_on: Any = None) -> None:
         self.seen: list[str] = []
+        self.certificate = b""
         client: Any = router
-        self.app = Callers(self._app, client, _answer, may_be_open=may_be_open)
+        self.app = Callers(self._app, client, _answer, may_be_open=may_be_open, hand_on=hand_on)
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         self.seen.append(tenant())
@@ -62,7 +63,9 @@ class Gateway:
             status = message.get("status", status)
 
         pairs = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-        await self.app({"type": "http", "method": method, "path": path, "headers": pairs}, None, send)
+        state = {"rachis.client_certificate": self.certificate} if self.certificate else {}
+        scope = {"type": "http", "method": method, "path": path, "headers": pairs, "state": state}
+        await self.app(scope, None, send)
         return status
 
 
@@ -104,6 +107,42 @@ async def test_who_brings_no_key_is_not_whom_the_gateways_certificate_names() ->
     router = Router()
     assert await Gateway(router).ask("/v1/completions") == 401
     assert router.asked == ["Bearer"]
+
+
+def handed_on(certificate: bytes) -> Any:
+    return (("authorization", f"Bearer of {certificate.decode()}"),)
+
+
+async def test_a_certificate_is_handed_on_where_no_key_is_brought_and_remembered_by_itself() -> None:
+    router = Router()
+    router.good.add("of chat")
+    gateway = Gateway(router, hand_on=handed_on)
+    for certificate, status in ((b"chat", 0), (b"chat", 0), (b"other", 401), (b"", 401)):
+        gateway.certificate = certificate
+        assert await gateway.ask("/v1/completions") == status
+    assert router.asked == ["of chat", "of other", "Bearer"]
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+async def test_who_brings_a_key_is_judged_by_that_alone_good_or_not(name: str) -> None:
+    router = Router()
+    router.good.add("of chat")
+    gateway = Gateway(router, hand_on=handed_on)
+    gateway.certificate = b"chat"
+    for value in ("rk-bad", "", "Bearer rk-bad", "Bearer ", "Basic eA=="):
+        assert await gateway.ask("/v1/completions", {name: value}) == 401, value
+    assert "of chat" not in router.asked
+
+
+@pytest.mark.parametrize("certificate", [b"chat", b"x" * 5000])
+async def test_a_certificate_that_is_not_to_be_handed_on_opens_nothing(certificate: bytes) -> None:
+    router = Router()
+    router.good.add("of chat")
+    gateway = Gateway(router, hand_on=handed_on if len(certificate) > 4096 else None)
+    gateway.certificate = certificate
+    assert await gateway.ask("/v1/completions") == 401
+    # It is not asked for what is too large.
+    assert router.asked == ([] if len(certificate) > 4096 else ["Bearer"])
 
 
 async def test_a_role_that_is_missing_is_said() -> None:

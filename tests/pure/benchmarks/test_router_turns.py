@@ -1,11 +1,11 @@
-"""How the cost of traces and logs is compared: in turns, round by round."""
+"""How what something costs routers is compared: in turns, round by round."""
 
 from collections import Counter
 from typing import Any, cast
 
 import pytest
 
-from benchmarks.telemetry import Arm, Turn, compared, in_turn
+from benchmarks.router_turns import Arm, Turn, compared, in_turn
 
 
 def test_each_router_stands_in_each_place_equally_often() -> None:
