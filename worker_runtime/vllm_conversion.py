@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # Key in `SamplingParams.extra_args`: until when anybody waits for the request, monotonic.
 REQUEST_DEADLINE_ARG = "rachis_deadline_s"
-# Likewise: the request's `TenantShare`, where it is some tenant's.
-TENANT_ARG = "rachis_tenant"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
