@@ -8,6 +8,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import (
+    TENANT_ARG,
     EngineJob,
     FinishReason,
     PositionLogprobs,

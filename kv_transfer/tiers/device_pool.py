@@ -142,18 +142,17 @@ class TieredBlockPool(EventfulBlockPool):
         )
         self.unwritten.update(written_later)
 
-    def publish(
-        self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock], tenant: TenantShare = NOBODY
-    ) -> list[Any]:
+    def publish(self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock]) -> list[Any]:
         """Blocks `first` and following of a prefix lie in these blocks of the caller's, whose KV is there.
 
+        They lie in host memory, and stay whose they are.
         Returns the hashes of those that were not published before; the others stay the caller's own.
         """
         new = [not self._is_published(block_hash) for block_hash in hashes[first:]]
         for is_new, block_hash, block in zip(new, hashes[first:], blocks, strict=True):
             if is_new:
                 vllm_private.publish_block(self, make_block_hash_with_group_id(block_hash, _GROUP), block)
-        self._count_on(hashes, first, blocks, new, tenant)
+        self._count_on(hashes, first, blocks, new, NOBODY)
         published = [block_hash for is_new, block_hash in zip(new, hashes[first:], strict=True) if is_new]
         self.add_event(Tier.DEVICE, published, _GROUP, there=True)
         return published

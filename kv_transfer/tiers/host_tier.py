@@ -202,8 +202,7 @@ class HostTier:
         elif running.failed:
             self.tiers.promotion_failed(plan)
         else:
-            landed = self._pool.publish(plan.hashes, plan.first, running.blocks[plan.first :], plan.tenant)
-            self.tiers.promoted(plan, landed)
+            self.tiers.promoted(plan, self._pool.publish(plan.hashes, plan.first, running.blocks[plan.first :]))
         self._pool.free_blocks(reversed(running.blocks))
 
     def _begin(self, plan: CopyOut | Promotion, blocks: "list[KVCacheBlock]", copies: SwapCopies) -> BackgroundCopy:

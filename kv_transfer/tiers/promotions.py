@@ -138,7 +138,7 @@ class Promotions:
         chosen = tuple(slots[:wanted])
         self._slots.refer(chosen)
         self.reading.update(chosen)
-        return Promotion(tuple(hashes), root.start, chosen, root.owner.share)
+        return Promotion(tuple(hashes), root.start, chosen)
 
     def _hottest_host_root(self, at_most: int) -> Node | None:
         best: tuple[float, Node] | None = None

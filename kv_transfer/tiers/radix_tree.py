@@ -31,7 +31,7 @@ class RadixTree(PrefixRuns):
         host_changed: Callable[[Sequence[BlockHash], bool], None] = lambda hashes, there: None,
         owners: Owners | None = None,
     ) -> None:
-        super().__init__(owners or Owners())
+        super().__init__(Owners() if owners is None else owners)
         # Called with every run that may have become a leaf of a tier or has changed as one.
         self._became_leaf = became_leaf
         # Called with blocks that lie in no tier any more.

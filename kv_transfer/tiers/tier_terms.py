@@ -60,7 +60,6 @@ class Promotion:
     hashes: tuple[BlockHash, ...]
     first: int
     slots: tuple[int, ...]
-    tenant: TenantShare = NOBODY
 
 
 @dataclass(slots=True)
