@@ -108,7 +108,7 @@ class TieredScheduling(_Scheduler):
             grown = request.num_prompt_tokens - self._begun.pop(request.request_id)
             self.tiers.counters.prompt_tokens += max(0, grown)
         if self.tiers is not None and counted is not None and counted < len(request.block_hashes):
-            self.tiers.accessed(request.block_hashes[counted:], counted, tenant_of(request))
+            self.tiers.accessed(request.block_hashes[counted:], counted, tenant=tenant_of(request))
         return super()._free_request(request, delay_free_blocks)
 
     def _count(self, request_id: str) -> None:

@@ -62,7 +62,7 @@ def drawn(rng: random.Random) -> World:
         consumer=rng.random() < 0.7,
         decode=settings,
     )
-    return with_adapters(world, rng)
+    return with_adapters(replace(world, tenants=3 if world.places == 8 else 0), rng)
 
 
 class _Simulation:
@@ -205,7 +205,7 @@ class _Simulation:
             cache_salt=salt,
             lora_request=adapter(number),
         )
-        arguments: dict[str, Any] = {EMITTED_ARG: emitted} if emitted else {}
+        arguments: dict[str, Any] = self.engine.tenant_argument(name) | ({EMITTED_ARG: emitted} if emitted else {})
         if rng.random() < 0.2:
             arguments[REQUEST_DEADLINE_ARG] = self.clock.now_s + rng.random()
         request.sampling_params.extra_args = arguments or None

@@ -71,7 +71,12 @@ def drawn(rng: random.Random) -> World:
         tpot_s=rng.choice((0.0, 0.02, 0.05)),
         ttft_s=rng.choice((0.5, 5.0)),
     )
-    world = replace(world, is_measured=world.policy in BOUND_PARTIAL, has_priorities=world.places == 12)
+    world = replace(
+        world,
+        is_measured=world.policy in BOUND_PARTIAL,
+        has_priorities=world.places == 12,
+        tenants=3 if world.places == 6 else 0,
+    )
     world = with_adapters(world, rng) if rng.random() < 0.3 else world
     best_effort_tpot_s = rng.choice((None, 0.0, 4 * world.tpot_s))
     return replace(world, best_effort_tpot_s=best_effort_tpot_s) if world.has_priorities else world
@@ -123,7 +128,8 @@ class SharedSimulation(Simulation):
         emitted = answer[: rng.randrange(1, max_tokens)] if name in self.pulled and max_tokens > 1 else []
         self.expected[name] = answer[len(emitted) :]
         request = self.engine.request(name, prompt, max_tokens, transfer, **fields)
-        request.sampling_params.extra_args = {EMITTED_ARG: emitted} if emitted else None
+        arguments = self.engine.tenant_argument(name) | ({EMITTED_ARG: emitted} if emitted else {})
+        request.sampling_params.extra_args = arguments or None
         self.tally.emitted += bool(emitted)
         self.engine.scheduler.add_request(request)
         if emitted:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Any
 from unittest import mock
+from zlib import crc32
 
 import torch
 from vllm.config import (
@@ -25,7 +26,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from cluster_core.engine_jobs import SessionMode, SessionRecord
+from cluster_core.engine_jobs import TENANT_ARG, SessionMode, SessionRecord, TenantShare
 from decode_worker import batch_settings, chunk_bounding
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.engine_scheduler import AsyncDecodeScheduler, DecodeScheduler
@@ -86,6 +87,8 @@ class World:
     is_measured: bool = False
     # Clients say who goes first.
     has_priorities: bool = False
+    # Whose requests are; 0: nobody's. They have their prompts in common.
+    tenants: int = 0
     # Of a scheduler that does both; with `decode`.
     is_shared: bool = False
     # Objectives of a scheduler that decodes; 0: its steps are not bounded.
@@ -119,6 +122,7 @@ class World:
             world,
             is_measured=world.policy in BOUND_PARTIAL and world.starvation_s < 1.0,
             has_priorities=world.places == 12,
+            tenants=3 if world.places == 6 else 0,
         )
         # Prefixes in host memory that are longer than a step, beside idle sessions on a device that is full.
         is_host_rich = rng.random() < 0.15
@@ -170,9 +174,17 @@ class SimulatedEngine:
     ) -> Request:
         """transfer: what vLLM's connector is told of its KV."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        params.extra_args = self.tenant_argument(name) or None
         request = Request(name, list(prompt), params, None, block_hasher=self._hasher, **fields)
         request.kv_transfer_params = transfer
         return request
+
+    def tenant_argument(self, name: str) -> dict[str, Any]:
+        """Among the extra arguments of a request of this name."""
+        if not self.world.tenants:
+            return {}
+        number = crc32(name.encode()) % self.world.tenants
+        return {TENANT_ARG: TenantShare(f"tenant {number}", 1.0 + number)}
 
     def add(self, name: str, prompt: list[int], max_tokens: int = 1, **fields: Any) -> None:
         self.scheduler.add_request(self.request(name, prompt, max_tokens, **fields))
@@ -388,6 +400,7 @@ def _tiers(world: World) -> dict[str, Any]:
         "admission": world.admission,
         "frequency_threshold": world.frequency_threshold,
         "copy_blocks": 7,
+        "tenant_turnovers": 1,
         "promotion_blocks": 5,
         "promotion_pause": 2,
         "filter_entries": 1024,

@@ -43,13 +43,17 @@ class SharesMachine(RuleBasedStateMachine):
             tier: EvictionShares(self.tree, tier, self.policy, lambda identity: identity in self.referenced)
             for tier in Tier
         }
-        self.owners.on_gone = lambda owner: [shares.forget(owner) for shares in self.shares.values()]
+        self.owners.on_gone = self.forget
         self.next_id = 0
         self.lying: tuple[set[BlockHash], set[BlockHash]] = (set(), set())
         self.owner_of: dict[BlockHash, str] = {}
         self.weights: dict[str, float] = {}
         self.came = [0, 0]
         self.asked: tuple[dict[str, int], dict[str, int]] = ({}, {})
+
+    def forget(self, owner: Owner) -> None:
+        for shares in self.shares.values():
+            shares.forget(owner)
 
     # What is kept again.
 
@@ -143,13 +147,12 @@ class SharesMachine(RuleBasedStateMachine):
     @rule(prompt=PROMPTS, tenant=st.sampled_from(NAMES), weight=WEIGHTS)
     def access(self, prompt: Prefix, tenant: str, weight: float) -> None:
         owner = self.owners.asked(TenantShare(tenant, weight))
-        for shares in self.shares.values() if owner is not None else ():
-            shares.asked(owner)
         self.policy.accessed(hashes_of(prompt))
         assert (owner is not None) == (tenant != "" and tenant in self.owner_of.values())
         if owner is not None:
             self.weights[tenant] = weight or 1.0
             for tier in BOTH:
+                self.shares[tier].asked(owner)
                 self.asked[tier][tenant] = self.came[tier]
 
     @rule(prompt=PROMPTS)
