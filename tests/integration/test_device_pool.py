@@ -19,6 +19,7 @@ from cluster_core.engine_jobs import TENANT_ARG, TenantShare
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers import device_pool
 from kv_transfer.tiers.device_pool import TieredBlockPool, TieredFreeQueue, take_over
+from kv_transfer.tiers.owners import NOBODY
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.settings import POLICIES, TierSettings, make_tiers
 from tests.planting import planted
@@ -27,7 +28,7 @@ from tests.state_machines import expect_noticed
 pytestmark = pytest.mark.integration
 BLOCKS, BLOCK_SIZE = 9, 16
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=6).map(tuple)
-TENANTS = st.sampled_from([TenantShare(), TenantShare("a"), TenantShare("b", 2.0)])
+TENANTS = st.sampled_from([NOBODY, TenantShare("a"), TenantShare("b", 2.0)])
 
 
 def hash_of(prefix: tuple[int, ...]) -> bytes:
@@ -39,7 +40,7 @@ class Running:
     prompt: tuple[int, ...]
     blocks: list[Any] = field(default_factory=list)
     published: int = 0
-    tenant: TenantShare = TenantShare()
+    tenant: TenantShare = NOBODY
 
     @property
     def hashes(self) -> list[bytes]:
