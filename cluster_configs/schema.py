@@ -499,6 +499,13 @@ class TiersSection(Section):
     copy_blocks: int = Field(
         64, ge=1, le=100_000, description="Blocks on their way to host memory at most: the bound on bandwidth."
     )
+    tenant_turnovers: int = Field(
+        4,
+        ge=0,
+        le=1_000_000,
+        description="How often a tier is filled anew before a tenant that asks for nothing loses the share of it that "
+        "is kept for it; 0: none is kept for any.",
+    )
     promotion: bool = Field(True, description="Bring hot prefixes back to the device before they are asked for.")
     promotion_blocks: int = Field(64, ge=1, le=100_000, description="Blocks that are brought back at once at most.")
     promotion_pause: int = Field(

@@ -87,6 +87,10 @@ class Adapter:
     digest: str = ""
 
 
+# Key in `SamplingParams.extra_args` of a request to vLLM: its `TenantShare`, where it is some tenant's.
+TENANT_ARG = "rachis_tenant"
+
+
 @dataclass(frozen=True, slots=True)
 class TenantShare:
     """Whose a job is, and its part of an engine while others want it as well."""

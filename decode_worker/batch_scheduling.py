@@ -39,7 +39,8 @@ from kv_transfer import vllm_private
 from kv_transfer.handoff.rules import DEADLINE_PARAM
 from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
-from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG, tenant_of
+from kv_transfer.request_tenant import tenant_of
+from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from cluster_core.clock import monotonic_s
 from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
+from kv_transfer.request_tenant import tenant_of
 from prefill_worker.prompt_turns import Mix, PromptTurns
 from prefill_worker.step_speed import StepSpeed
-from worker_runtime.vllm_conversion import tenant_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler

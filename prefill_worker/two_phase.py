@@ -16,6 +16,7 @@ from vllm.v1.request import RequestStatus
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from kv_transfer.limited_request import last_step_runs
+from kv_transfer.request_tenant import tenant_of
 from prefill_worker.partial_budget import PartialBudget
 from prefill_worker.planned_queues import PlannedQueues
 from prefill_worker.planning import Grant, StepPlan, plan_step, reached_tokens, victims
@@ -24,7 +25,6 @@ from prefill_worker.preemption import CostModel, Preemption, choose
 from prefill_worker.session_input import SessionInput
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
 from prefill_worker.turn_taking import TurnTaking
-from worker_runtime.vllm_conversion import tenant_of
 
 
 class TwoPhase(SessionInput, TurnTaking, PlannedQueues):

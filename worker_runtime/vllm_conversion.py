@@ -8,13 +8,12 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import (
-    NOBODY,
+    TENANT_ARG,
     EngineJob,
     FinishReason,
     PositionLogprobs,
     SamplingSpec,
     StructuredOutputs,
-    TenantShare,
     TokenLogprob,
 )
 from cluster_core.errors import InvalidInputError
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 # Key in `SamplingParams.extra_args`: until when anybody waits for the request, monotonic.
 REQUEST_DEADLINE_ARG = "rachis_deadline_s"
-# Likewise: the request's `TenantShare`, where it is some tenant's.
-TENANT_ARG = "rachis_tenant"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -41,13 +38,6 @@ def prompt_of(job: EngineJob) -> dict[str, Any]:
 def trace_headers(job: EngineJob) -> dict[str, str] | None:
     """The span that vLLM's own is put below, where it exports any."""
     return {"traceparent": job.traceparent} if job.traceparent else None
-
-
-def tenant_of(request: Any) -> TenantShare:
-    """Whose one of vLLM's requests is; nobody's where nothing is said."""
-    extra = request.sampling_params.extra_args if request.sampling_params is not None else None
-    share: TenantShare = (extra or {}).get(TENANT_ARG, NOBODY)
-    return share
 
 
 def check_emitted(job: EngineJob, max_model_len: int, vocabulary: int) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.prefix_cache.belady import belady
+from cluster_core.engine_jobs import TenantShare
 from cluster_sim.workloads.traces import Trace, TraceFile, TraceRequest
 from kv_transfer.blocks import BlockHash
 from kv_transfer.host_memory.block_references import BlockReferences
+from kv_transfer.tiers.owners import NOBODY
 from kv_transfer.tiers.settings import TierSettings, make_tiers
 from kv_transfer.tiers.tier_terms import Admission, TierRules
 
@@ -58,7 +60,7 @@ class Replay:
 
     def run(self, trace: Trace | TraceFile, on_request: Callable[[], None] = lambda: None) -> HitRatios:
         for request in trace:
-            self._serve(request, trace.block_tokens)
+            self.serve(request, trace.block_tokens)
             on_request()
         tokens = max(1, self._tokens)
         counters = self.tiers.counters
@@ -71,10 +73,11 @@ class Replay:
             counters.promoted,
         )
 
-    def _serve(self, request: TraceRequest, block_tokens: int) -> None:
+    def serve(self, request: TraceRequest, block_tokens: int, tenant: TenantShare = NOBODY) -> int:
+        """From begin to end. Returns the tokens that hit."""
         tiers, hashes = self.tiers, request.hashes
         full = len(hashes) if self._partial_blocks else request.input_tokens // block_tokens
-        tiers.accessed(hashes[:full])
+        tiers.accessed(hashes[:full], tenant=tenant)
         match = tiers.match(hashes)
         on_device = min(len(match.device) * block_tokens, request.input_tokens)
         hit = min((len(match.device) + len(match.host)) * block_tokens, request.input_tokens)
@@ -85,7 +88,7 @@ class Replay:
         tiers.hold(match.host)
         blocks = self._take(len(hashes) - len(match.device))
         tiers.let_go(match.host, loaded=True)
-        self._publish(hashes, len(match.device), blocks)
+        self._publish(hashes, len(match.device), blocks, tenant)
         held = [*match.device, *blocks]
         while (copy := tiers.worth_copying(hashes[: len(held)])) is not None:
             tiers.copied_out(copy)
@@ -102,6 +105,7 @@ class Replay:
             for block in reversed(held):
                 tiers.freed(block)
             tiers.promoted(promotion, promotion.hashes[promotion.first :])
+        return hit
 
     def _take(self, number: int) -> list[int]:
         """As many device blocks as can be had, up to that number."""
@@ -115,8 +119,10 @@ class Replay:
         assert blocks is not None
         return blocks
 
-    def _publish(self, hashes: Sequence[BlockHash], first: int, blocks: list[int]) -> None:
-        refused = self.tiers.cached(hashes, first, blocks)
+    def _publish(
+        self, hashes: Sequence[BlockHash], first: int, blocks: list[int], tenant: TenantShare = NOBODY
+    ) -> None:
+        refused = self.tiers.cached(hashes, first, blocks, tenant)
         assert not refused, "requests run one by one: nothing is computed twice"
         self.device.refer(blocks)
 

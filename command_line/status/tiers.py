@@ -31,6 +31,10 @@ def tiers_of(view: admin.WorkerView) -> dict[str, Any] | None:
         "blocks": {"device": report.device_blocks, "host": report.host_blocks},
         "capacity_blocks": {"device": report.device_capacity_blocks, "host": report.host_capacity_blocks},
         "evicted_blocks": {"device": report.evicted_device_blocks, "host": report.evicted_host_blocks},
+        "evicted_for_others_blocks": {
+            "device": report.evicted_device_for_others_blocks,
+            "host": report.evicted_host_for_others_blocks,
+        },
         "copied_blocks": {"out": report.copied_out_blocks, "back": report.copied_back_blocks},
         "copied_bytes": {"out": report.copied_out_bytes, "back": report.copied_back_bytes},
         "copy_s": {"out": round(report.copy_out_s, 6), "back": round(report.copy_back_s, 6)},

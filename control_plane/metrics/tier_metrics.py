@@ -59,6 +59,16 @@ _FIGURES: tuple[Figure[wire.TierReport], ...] = (
         lambda report: {"device": report.evicted_device_blocks, "host": report.evicted_host_blocks},
     ),
     Figure(
+        CounterMetricFamily,
+        "rachis_tier_evicted_for_others_total",
+        "Blocks that left a tier because their tenant had most for its weight while others claimed room",
+        "tier",
+        lambda report: {
+            "device": report.evicted_device_for_others_blocks,
+            "host": report.evicted_host_for_others_blocks,
+        },
+    ),
+    Figure(
         GaugeMetricFamily,
         "rachis_tier_blocks",
         "Cached blocks that lie in a tier",

@@ -16,9 +16,11 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash, make_block_hash_with_group_id
 
+from cluster_core.engine_jobs import NOBODY, TenantShare
 from kv_transfer import vllm_private
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.block_events import EventfulBlockPool
+from kv_transfer.request_tenant import tenant_of
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 
 _GROUP = 0
@@ -135,31 +137,39 @@ class TieredBlockPool(EventfulBlockPool):
             super().cache_full_blocks(
                 request, blocks, num_cached_blocks + start, num_cached_blocks + end, block_size, kv_cache_group_id
             )
-        written_later = self._count_on(hashes, num_cached_blocks, blocks[num_cached_blocks:num_full_blocks], new)
+        written_later = self._count_on(
+            hashes, num_cached_blocks, blocks[num_cached_blocks:num_full_blocks], new, tenant_of(request)
+        )
         self.unwritten.update(written_later)
 
     def publish(self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock]) -> list[Any]:
         """Blocks `first` and following of a prefix lie in these blocks of the caller's, whose KV is there.
 
+        They lie in host memory, and stay whose they are.
         Returns the hashes of those that were not published before; the others stay the caller's own.
         """
         new = [not self._is_published(block_hash) for block_hash in hashes[first:]]
         for is_new, block_hash, block in zip(new, hashes[first:], blocks, strict=True):
             if is_new:
                 vllm_private.publish_block(self, make_block_hash_with_group_id(block_hash, _GROUP), block)
-        self._count_on(hashes, first, blocks, new)
+        self._count_on(hashes, first, blocks, new, NOBODY)
         published = [block_hash for is_new, block_hash in zip(new, hashes[first:], strict=True) if is_new]
         self.add_event(Tier.DEVICE, published, _GROUP, there=True)
         return published
 
     def _count_on(
-        self, hashes: Sequence[Any], first: int, blocks: Sequence[KVCacheBlock], new: Sequence[bool]
+        self,
+        hashes: Sequence[Any],
+        first: int,
+        blocks: Sequence[KVCacheBlock],
+        new: Sequence[bool],
+        tenant: TenantShare,
     ) -> list[int]:
         """The new ones come into the tree, run by run. Returns which they are."""
         added: list[int] = []
         for start, end in _runs(new):
             identities = [block.block_id for block in blocks[start:end]]
-            self.tiers.cached(hashes[: first + end], first + start, identities)
+            self.tiers.cached(hashes[: first + end], first + start, identities, tenant)
             added += identities
         return added
 

@@ -23,16 +23,25 @@ _Entry = tuple[Priority, int, Node, int]
 class EvictionOrder:
     """Of one tier of a tree. `is_referenced(id)`: whether anything but the tree holds this block or slot.
 
-    Entries, those among them that mean nothing any more, are at most a few for each run of the tree.
+    keeps: the runs that it orders; None: all that it is told of. runs: how many those are at most; None: all of the
+    tree. Entries, those among them that mean nothing any more, are at most a few for each run.
     """
 
     def __init__(
-        self, tree: RadixTree, tier: Tier, policy: EvictionPolicy, is_referenced: Callable[[int], bool]
+        self,
+        tree: RadixTree,
+        tier: Tier,
+        policy: EvictionPolicy,
+        is_referenced: Callable[[int], bool],
+        keeps: Callable[[Node], bool] | None = None,
+        runs: Callable[[], int] | None = None,
     ) -> None:
         self._tree = tree
         self._tier = tier
         self._policy = policy
         self._is_referenced = is_referenced
+        self._keeps = keeps
+        self._runs = runs or (lambda: tree.nodes)
         self._heaps: dict[int, list[_Entry]] = {group: [] for group in policy.groups()}
         self._queued: dict[Node, _Entry] = {}
         self._entries = 0
@@ -67,7 +76,7 @@ class EvictionOrder:
                 if self._queued.get(node) is entry:
                     if not self._may_leave(node):
                         del self._queued[node]
-                    elif self._place(node) == (group, entry[0]):
+                    elif self.place(node) == (group, entry[0]):
                         return node
                     else:
                         self._push(node)
@@ -82,7 +91,7 @@ class EvictionOrder:
         found = []
         for node in self._queued:
             if self._may_leave(node):
-                group, priority = self._place(node)
+                group, priority = self.place(node)
                 found.append((turn[group], priority, node))
         return [(priority, node) for _, priority, node in sorted(found, key=lambda each: each[:2])]
 
@@ -90,6 +99,11 @@ class EvictionOrder:
         ids = node.ids[self._tier]
         assert ids is not None
         return ids[-1]
+
+    def place(self, node: Node) -> tuple[int, Priority]:
+        """Its group, and its priority there."""
+        last = node.hashes[-1]
+        return self._policy.group(last), self._policy.priority(last, len(node.hashes))
 
     def free_blocks(self, node: Node) -> int:
         """How many blocks at the end of a leaf may leave one after the other."""
@@ -99,18 +113,16 @@ class EvictionOrder:
 
     def check_invariants(self) -> None:
         assert self._entries == sum(map(len, self._heaps.values())), "entries are miscounted"
-        assert self._entries <= 4 * self._tree.nodes + 65 + len(self._queued), "entries pile up"
+        assert self._entries <= 4 * self._runs() + 65 + len(self._queued), "entries pile up"
 
     def _may_leave(self, node: Node) -> bool:
         ids = node.ids[self._tier]
-        return ids is not None and not node.resident_children[self._tier] and not self._is_referenced(ids[-1])
-
-    def _place(self, node: Node) -> tuple[int, Priority]:
-        last = node.hashes[-1]
-        return self._policy.group(last), self._policy.priority(last, len(node.hashes))
+        if ids is None or node.resident_children[self._tier] or self._is_referenced(ids[-1]):
+            return False
+        return self._keeps is None or self._keeps(node)
 
     def _push(self, node: Node) -> None:
-        group, priority = self._place(node)
+        group, priority = self.place(node)
         queued = self._queued.get(node)
         if queued is not None and queued[0] == priority and queued[3] == group:
             return
@@ -118,7 +130,7 @@ class EvictionOrder:
         self._queued[node] = entry
         heapq.heappush(self._heaps[group], entry)
         self._entries += 1
-        if self._entries > 4 * self._tree.nodes + 64:
+        if self._entries > 4 * self._runs() + 64:
             self._rebuild()
 
     def _rebuild(self) -> None:

@@ -1,8 +1,9 @@
 """The runs of a radix prefix tree, and how a prefix is followed along them: what is read, and changes nothing.
 
-A node is a run of consecutive blocks of one prefix that lie in the same tiers; its key is their hashes, each of which
-covers everything before it. So two runs agree up to a block exactly if they agree on that block, and how far they agree
-is found by bisection. Children are keyed by their first hash: siblings may share tokens of a block, never a block.
+A node is a run of consecutive blocks of one prefix that lie in the same tiers and have one owner; its key is their
+hashes, each of which covers everything before it. So two runs agree up to a block exactly if they agree on that block,
+and how far they agree is found by bisection. Children are keyed by their first hash: siblings may share tokens of a
+block, never a block.
 
 `kv_transfer.tiers.radix_tree` changes the runs.
 """
@@ -12,15 +13,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.tiers.owners import Owner, Owners
 
 
 class Node:
     """A run of blocks."""
 
-    __slots__ = ("children", "hashes", "ids", "parent", "resident_children", "start")
+    __slots__ = ("children", "hashes", "ids", "owner", "parent", "resident_children", "start")
 
-    def __init__(self, parent: "Node | None", hashes: list[BlockHash], start: int) -> None:
+    def __init__(self, parent: "Node | None", hashes: list[BlockHash], start: int, owner: Owner) -> None:
         self.parent = parent
+        self.owner = owner
         self.hashes = hashes
         # Blocks of the prefix before the run.
         self.start = start
@@ -59,8 +62,9 @@ class Match:
 class PrefixRuns:
     """What lies where. See the module."""
 
-    def __init__(self) -> None:
-        self.root = Node(None, [], 0)
+    def __init__(self, owners: Owners) -> None:
+        self.owners = owners
+        self.root = Node(None, [], 0, owners.nobody)
         # By tier, blocks that lie in it.
         self.blocks = [0, 0]
         self.nodes = 0

@@ -15,11 +15,13 @@ Sources: HotPrefix sections 3.3 and 3.4, algorithms 1 and 2; `docs/tiers.md` say
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 
+from cluster_core.engine_jobs import TenantShare
 from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.host_memory.block_references import BlockReferences
-from kv_transfer.tiers.eviction_order import EvictionOrder
 from kv_transfer.tiers.eviction_policies import EvictionPolicy
+from kv_transfer.tiers.eviction_shares import EvictionShares
 from kv_transfer.tiers.hotness import HotnessTracker
+from kv_transfer.tiers.owners import NOBODY, Owner, Owners
 from kv_transfer.tiers.prefix_runs import Match, Node
 from kv_transfer.tiers.promotions import Promotions
 from kv_transfer.tiers.radix_tree import RadixTree
@@ -30,7 +32,10 @@ MOST_AWAITED = 2**17
 
 
 class PrefixTiers:
-    """See the module. `is_referenced(block)`: whether a request or a copy holds this device block."""
+    """See the module.
+
+    is_referenced(block): whether a request or a copy holds this device block. owners: whose blocks are.
+    """
 
     def __init__(
         self,
@@ -39,8 +44,12 @@ class PrefixTiers:
         rules: TierRules,
         host_slots: int,
         is_referenced: Callable[[int], bool],
+        owners: Owners | None = None,
     ) -> None:
-        self.tree = RadixTree(self._became_leaf, self._forget, lambda hashes, there: self.on_host_change(hashes, there))
+        self.tree = RadixTree(
+            self._became_leaf, self._forget, lambda hashes, there: self.on_host_change(hashes, there), owners
+        )
+        self.tree.owners.on_gone = self._forget_owner
         # Called with blocks that have come to host memory (`there`) or left it.
         self.on_host_change: Callable[[Sequence[BlockHash], bool], None] = lambda hashes, there: None
         self.counters = TierCounters()
@@ -49,8 +58,8 @@ class PrefixTiers:
         self.tracker = tracker
         self._rules = rules
         self._orders = {
-            Tier.DEVICE: EvictionOrder(self.tree, Tier.DEVICE, policy, is_referenced),
-            Tier.HOST: EvictionOrder(self.tree, Tier.HOST, policy, lambda slot: self.slots.count(slot) > 1),
+            Tier.DEVICE: EvictionShares(self.tree, Tier.DEVICE, policy, is_referenced),
+            Tier.HOST: EvictionShares(self.tree, Tier.HOST, policy, lambda slot: self.slots.count(slot) > 1),
         }
         self._copying: dict[int, BlockHash] = {}
         self._promotions = Promotions(self.tree, policy, self.slots, self._orders[Tier.DEVICE], rules, self.counters)
@@ -58,8 +67,12 @@ class PrefixTiers:
 
     # What happens to prompts and device blocks.
 
-    def accessed(self, hashes: Sequence[BlockHash], first_depth: int = 0) -> None:
+    def accessed(self, hashes: Sequence[BlockHash], first_depth: int = 0, tenant: TenantShare = NOBODY) -> None:
         """A prompt asks for these blocks, `first_depth` blocks deep: each counts once a request, whatever hits."""
+        owner = self.tree.owners.asked(tenant)
+        if owner is not None:
+            for order in self._orders.values():
+                order.asked(owner)
         self.tracker.accessed(hashes, first_depth)
         self.policy.accessed(hashes)
         if self._promotions.unused:
@@ -72,9 +85,14 @@ class PrefixTiers:
             if oldest not in self.tree:
                 self._forget((oldest,))
 
-    def cached(self, hashes: Sequence[BlockHash], first: int, blocks: Sequence[int]) -> list[int]:
-        """Blocks `first` and following of a prefix lie in these device blocks. Returns those that add nothing."""
-        return self.tree.insert(Tier.DEVICE, hashes, first, blocks)
+    def cached(
+        self, hashes: Sequence[BlockHash], first: int, blocks: Sequence[int], tenant: TenantShare = NOBODY
+    ) -> list[int]:
+        """Blocks `first` and following of a prefix lie in these device blocks. Returns those that add nothing.
+
+        tenant: owns those that lay in no tier.
+        """
+        return self.tree.insert(Tier.DEVICE, hashes, first, blocks, tenant)
 
     def freed(self, block: int) -> None:
         """A cached device block has no reference but the tree's any more."""
@@ -100,9 +118,13 @@ class PrefixTiers:
         before = self.tree.blocks[Tier.DEVICE]
         if self._promotions.unused:
             self._promotions.left_device(block)
+        node = self.tree.node_of(Tier.DEVICE, block)
+        is_for_others = node is not None and self._orders[Tier.DEVICE].is_for_others(node.owner)
         given_up = self.tree.remove(Tier.DEVICE, block)
         self.counters.evicted_host += len(given_up)
-        self.counters.evicted_device += before - self.tree.blocks[Tier.DEVICE]
+        gone = before - self.tree.blocks[Tier.DEVICE]
+        self.counters.evicted_device += gone
+        self.counters.evicted_device_for_others += gone * is_for_others
         if given_up:
             self._release(given_up)
 
@@ -137,7 +159,7 @@ class PrefixTiers:
         """
         if self._rules.admission is Admission.NONE or not hashes:
             return None
-        first, blocks = self._not_in_host(hashes)
+        first, blocks, owner = self._not_in_host(hashes)
         del blocks[at_most:]
         # No room is made at the cost of the same prefix, whose other blocks this one needs or leads to.
         kept = self._in_host(hashes) if self.slots.free < len(blocks) else []
@@ -146,7 +168,7 @@ class PrefixTiers:
         for index, block in enumerate(blocks, first):
             if block in unwritten:
                 break
-            refusal = self._refusal(hashes[index], index + 1)
+            refusal = self._refusal(hashes[index], index + 1, owner, len(slots))
             if refusal is not None:
                 self.counters.refused[refusal] += 1
                 break
@@ -158,13 +180,13 @@ class PrefixTiers:
             return None
         end = first + len(slots)
         self._copying.update(zip(slots, hashes[first:end], strict=True))
-        return CopyOut(tuple(hashes[:end]), first, tuple(blocks[: len(slots)]), tuple(slots))
+        return CopyOut(tuple(hashes[:end]), first, tuple(blocks[: len(slots)]), tuple(slots), owner.share)
 
     def copied_out(self, copy: CopyOut) -> None:
         """The bytes have landed: from now on they can be loaded, unless there was a reset meanwhile."""
         self.counters.copied_out += len(copy.slots)
         if self._end_copy(copy):
-            self._release(self.tree.insert(Tier.HOST, copy.hashes, copy.first, copy.slots))
+            self._release(self.tree.insert(Tier.HOST, copy.hashes, copy.first, copy.slots, copy.tenant))
         else:
             self._release(copy.slots)
 
@@ -191,7 +213,7 @@ class PrefixTiers:
         return self.slots.free + self.tree.blocks[Tier.HOST] - self.slots.shared
 
     def claim(self, slots: int) -> list[int] | None:
-        """So many slots for another use; cached blocks give way, coldest first.
+        """So many slots for another use; cached blocks give way, in the order in which they leave.
 
         None: they are not to be had; the blocks that have given way by then are gone.
         """
@@ -200,7 +222,7 @@ class PrefixTiers:
             coldest = order.coldest()
             if coldest is None:
                 return None
-            self._evict_host(order.tail(coldest))
+            self._evict_host(coldest)
         return self.slots.allocate(slots)
 
     def hold(self, slots: Sequence[int]) -> None:
@@ -233,6 +255,8 @@ class PrefixTiers:
     def check_invariants(self) -> None:
         self.tree.check_invariants()
         self.slots.check_invariants()
+        for order in self._orders.values():
+            order.check_invariants()
         in_tree = {slot for slot, _ in self.tree.items(Tier.HOST)}
         assert all(self.slots.count(slot) for slot in in_tree), "a slot in the tree is free"
         assert in_tree.isdisjoint(self._copying), "a slot is in the tree before its bytes have landed"
@@ -243,29 +267,34 @@ class PrefixTiers:
 
     # Inside.
 
+    def _forget_owner(self, owner: Owner) -> None:
+        for order in self._orders.values():
+            order.forget(owner)
+
     def _became_leaf(self, node: Node, tier: Tier) -> None:
         self._orders[tier].became_leaf(node)
 
-    def _not_in_host(self, hashes: Sequence[BlockHash]) -> tuple[int, list[int]]:
+    def _not_in_host(self, hashes: Sequence[BlockHash]) -> tuple[int, list[int], Owner]:
         """The first blocks of a prefix that are on the device, and neither in host memory nor on their way there.
 
-        They end before the next one that is.
+        They end before the next one that is, or that is of another owner than the first. Returns that owner as well.
         """
         copying = set(self._copying.values())
-        first, blocks = 0, list[int]()
+        first, blocks, owner = 0, list[int](), self.tree.owners.nobody
         for node, length in self.tree.path(hashes):
             on_device, in_host = node.ids
-            if on_device is None:
+            if on_device is None or (blocks and node.owner is not owner):
                 break
+            owner = node.owner
             for index in range(length if in_host is None else 0):
                 if node.hashes[index] not in copying:
                     first = first if blocks else node.start + index
                     blocks.append(on_device[index])
                 elif blocks:
-                    return first, blocks
+                    return first, blocks, owner
             if in_host is not None and blocks:
                 break
-        return first, blocks
+        return first, blocks, owner
 
     def _in_host(self, hashes: Sequence[BlockHash]) -> list[int]:
         found: list[int] = []
@@ -278,7 +307,11 @@ class PrefixTiers:
         known = [self._copying.pop(slot, None) is not None for slot in copy.slots]
         return all(known)
 
-    def _refusal(self, block_hash: BlockHash, length: int) -> Refusal | None:
+    def _refusal(self, block_hash: BlockHash, length: int, owner: Owner, taken: int) -> Refusal | None:
+        """Why a block gets no slot. owner: whose it is, for which so many slots have been taken just now.
+
+        Who has less than its share of host memory takes what is its own, as on the device; else the hotter stays.
+        """
         selective = self._rules.admission is Admission.SELECTIVE
         frequency = self.tracker.hotness(block_hash).frequency
         if selective and frequency < self._rules.frequency_threshold:
@@ -290,16 +323,19 @@ class PrefixTiers:
             coldest = order.coldest()
             if coldest is None:
                 return Refusal.HOST_LOCKED
-            if selective:
+            if selective and not order.is_owed(owner, taken):
                 theirs = self.policy.priority(coldest.hashes[-1], len(coldest.hashes))
                 if theirs >= self.policy.priority(block_hash, length):
                     return Refusal.COLDER_THAN_HOST
-            self._evict_host(order.tail(coldest))
+            self._evict_host(coldest)
         return None
 
-    def _evict_host(self, slot: int) -> None:
+    def _evict_host(self, leaf: Node) -> None:
+        order = self._orders[Tier.HOST]
+        slot, is_for_others = order.tail(leaf), order.is_for_others(leaf.owner)
         slots = [*self.tree.remove(Tier.HOST, slot), slot]
         self.counters.evicted_host += len(slots)
+        self.counters.evicted_host_for_others += len(slots) * is_for_others
         self._release(slots)
 
     def _release(self, slots: Sequence[int]) -> None:

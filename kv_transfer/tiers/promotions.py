@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.host_memory.block_references import BlockReferences
-from kv_transfer.tiers.eviction_order import EvictionOrder
 from kv_transfer.tiers.eviction_policies import EvictionPolicy
+from kv_transfer.tiers.eviction_shares import EvictionShares
 from kv_transfer.tiers.prefix_runs import Node, ancestors, prefix_of
 from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.tier_terms import Promotion, TierCounters, TierRules
@@ -53,7 +53,7 @@ class Promotions:
         tree: RadixTree,
         policy: EvictionPolicy,
         slots: BlockReferences,
-        device_order: EvictionOrder,
+        device_order: EvictionShares,
         rules: TierRules,
         counters: TierCounters,
     ) -> None:

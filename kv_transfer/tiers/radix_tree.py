@@ -11,7 +11,9 @@ Sources: the radix prefix cache of `docs/tiers.md` (corrected: children keyed by
 
 from collections.abc import Callable, Iterator, Sequence
 
+from cluster_core.engine_jobs import TenantShare
 from kv_transfer.blocks import BlockHash, Tier
+from kv_transfer.tiers.owners import NOBODY, Owner, Owners
 from kv_transfer.tiers.prefix_runs import Node, PrefixRuns
 from kv_transfer.tiers.set_aside import SetAside
 
@@ -27,8 +29,9 @@ class RadixTree(PrefixRuns):
         became_leaf: Callable[[Node, Tier], None] = lambda node, tier: None,
         gone: Callable[[Sequence[BlockHash]], None] = lambda hashes: None,
         host_changed: Callable[[Sequence[BlockHash], bool], None] = lambda hashes, there: None,
+        owners: Owners | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(Owners() if owners is None else owners)
         # Called with every run that may have become a leaf of a tier or has changed as one.
         self._became_leaf = became_leaf
         # Called with blocks that lie in no tier any more.
@@ -41,8 +44,12 @@ class RadixTree(PrefixRuns):
         """Whether nothing is lost with this device block: a second copy, or one without its parent."""
         return block in self._aside.blocks
 
-    def insert(self, tier: Tier, hashes: Sequence[BlockHash], first: int, ids: Sequence[int]) -> list[int]:
+    def insert(
+        self, tier: Tier, hashes: Sequence[BlockHash], first: int, ids: Sequence[int], tenant: TenantShare = NOBODY
+    ) -> list[int]:
         """From block `first` of the prefix on, its blocks lie in these blocks or slots as well.
+
+        tenant: owns those of them that lay in no tier.
 
         Returns those that the tree does not take: it has such a block already, or the blocks before are not there. On
         the device they are spares or strays from now on; of host slots the caller is the only owner again. To say
@@ -59,7 +66,7 @@ class RadixTree(PrefixRuns):
             if offset == len(node.hashes):
                 child = node.children.get(hashes[at])
                 if child is None:
-                    self._append(node, tier, hashes[at:end], ids[at - first :])
+                    self._append(node, tier, hashes[at:end], ids[at - first :], self.owners.of(tenant))
                     break
                 node, offset = child, 0
             length = min(node.common_blocks(hashes, at - offset) - offset, end - at)
@@ -123,11 +130,14 @@ class RadixTree(PrefixRuns):
 
     def check_invariants(self) -> None:
         counted, nodes, known = [0, 0], 0, list[BlockHash]()
+        owned: dict[Owner, list[int]] = {}
         stack = [self.root]
         while stack:
             node = stack.pop()
             nodes += node is not self.root
             known += node.hashes
+            of_owner = owned.setdefault(node.owner, [0, 0, 0])
+            of_owner[2] += node is not self.root
             for tier in Tier:
                 resident = sum(child.ids[tier] is not None for child in node.children.values())
                 assert node.resident_children[tier] == resident, "resident children miscounted"
@@ -136,6 +146,7 @@ class RadixTree(PrefixRuns):
                     assert len(ids) == len(node.hashes), "a block without hash"
                     assert all(self._node_of[tier].get(each) is node for each in ids), "a block's node is another"
                     counted[tier] += len(ids)
+                    of_owner[tier] += len(ids)
             if node is not self.root:
                 assert node.hashes, "an empty run"
                 assert node.ids != [None, None], "a run that lies nowhere"
@@ -151,6 +162,7 @@ class RadixTree(PrefixRuns):
         assert set(known) == self._hashes, "blocks of runs and blocks known differ"
         assert not self._aside.blocks.keys() & self._node_of[Tier.DEVICE].keys(), "a stray in the tree"
         self._aside.check_invariants()
+        self.owners.check_invariants(owned)
 
     def items(self, tier: Tier) -> Iterator[tuple[int, BlockHash]]:
         """Every block or slot of the tier with its hash, spares and strays of the device among them."""
@@ -174,17 +186,17 @@ class RadixTree(PrefixRuns):
             reached = node.start + length
         return (node, reached - node.start) if reached == first else (None, 0)
 
-    def _append(self, node: Node, tier: Tier, hashes: Sequence[BlockHash], ids: Sequence[int]) -> None:
+    def _append(self, node: Node, tier: Tier, hashes: Sequence[BlockHash], ids: Sequence[int], owner: Owner) -> None:
         run = node.ids[tier]
-        if run is not None and not node.children and node.ids[1 - tier] is None:
+        if run is not None and not node.children and node.ids[1 - tier] is None and node.owner is owner:
             node.hashes.extend(hashes)
             run.extend(ids)
         else:
-            child = Node(node, list(hashes), node.end)
+            child = Node(node, list(hashes), node.end, owner)
             child.ids[tier] = list(ids)
             node.children[hashes[0]] = child
             node.resident_children[tier] += 1
-            self.nodes += 1
+            self._count_runs(owner, 1)
             node = child
         self._hashes.update(hashes)
         self._take(node, tier, ids, hashes)
@@ -211,6 +223,7 @@ class RadixTree(PrefixRuns):
                 self._aside.forget(each)
         self._node_of[tier].update(dict.fromkeys(ids, node))
         self.blocks[tier] += len(ids)
+        self.owners.came(node.owner, tier, len(ids))
 
     def _split(self, node: Node, index: int, leaving: Tier | None = None) -> Node:
         """What follows the first `index` blocks becomes a run of its own, a child of the rest. Returns it.
@@ -218,13 +231,13 @@ class RadixTree(PrefixRuns):
         `leaving`: the tier that it is about to leave, so that it is no leaf there.
         """
         assert 0 < index < len(node.hashes)
-        tail = Node(node, node.hashes[index:], node.start + index)
+        tail = Node(node, node.hashes[index:], node.start + index, node.owner)
         del node.hashes[index:]
         tail.children, node.children = node.children, {tail.hashes[0]: tail}
         tail.resident_children, node.resident_children = node.resident_children, [0, 0]
         for child in tail.children.values():
             child.parent = tail
-        self.nodes += 1
+        self._count_runs(node.owner, 1)
         for tier in _TIERS:
             ids = node.ids[tier]
             if ids is None:
@@ -240,7 +253,7 @@ class RadixTree(PrefixRuns):
     def _shorten(self, node: Node, tier: Tier, ids: list[int]) -> None:
         """The last block of a run that lies in one tier, with nothing behind it, is gone."""
         del self._node_of[tier][ids.pop()]
-        self.blocks[tier] -= 1
+        self._count_gone(node, tier, 1)
         lost = (node.hashes.pop(),)
         if tier is Tier.HOST:
             self._host_changed(lost, False)
@@ -248,14 +261,14 @@ class RadixTree(PrefixRuns):
         self._became_leaf(node, tier)
 
     def _join(self, node: Node) -> None:
-        """Merges a run with the only one behind it, where they lie in the same tiers."""
+        """Merges a run with the only one behind it, where they lie in the same tiers and are of one owner."""
         if len(node.children) == 1:
             self._merge(next(iter(node.children.values())))
 
     def _merge(self, node: Node) -> Node:
         """Joins a run with its parent where nothing sets them apart any more. Returns the run that is left."""
         parent = node.parent
-        if parent is None or parent is self.root or len(parent.children) != 1:
+        if parent is None or parent is self.root or len(parent.children) != 1 or parent.owner is not node.owner:
             return node
         if any((parent.ids[tier] is None) != (node.ids[tier] is None) for tier in _TIERS):
             return node
@@ -279,7 +292,7 @@ class RadixTree(PrefixRuns):
         longer.children, longer.resident_children = behind, resident_behind
         for child in longer.children.values():
             child.parent = longer
-        self.nodes -= 1
+        self._count_runs(node.owner, -1)
         for tier in _TIERS:
             self._became_leaf(longer, tier)
         return longer
@@ -309,7 +322,7 @@ class RadixTree(PrefixRuns):
         assert ids is not None
         for each in ids:
             del self._node_of[tier][each]
-        self.blocks[tier] -= len(ids)
+        self._count_gone(node, tier, len(ids))
         node.ids[tier] = None
         if tier is Tier.HOST:
             self._host_changed(node.hashes, False)
@@ -321,7 +334,7 @@ class RadixTree(PrefixRuns):
         """Takes a run that lies nowhere out of the tree, with the host runs that only it led to."""
         assert node.parent is not None
         del node.parent.children[node.hashes[0]]
-        self.nodes -= 1
+        self._count_runs(node.owner, -1)
         self._lose(node.hashes)
         given_up: list[int] = []
         stack = list(node.children.values())
@@ -334,14 +347,22 @@ class RadixTree(PrefixRuns):
             assert each.ids[Tier.DEVICE] is None
             for slot in slots:
                 del self._node_of[Tier.HOST][slot]
-            self.blocks[Tier.HOST] -= len(slots)
+            self._count_gone(each, Tier.HOST, len(slots))
             self._host_changed(each.hashes, False)
             given_up += slots
             each.ids = [None, None]
             each.children = {}
-            self.nodes -= 1
+            self._count_runs(each.owner, -1)
             self._lose(each.hashes)
         return given_up
+
+    def _count_gone(self, node: Node, tier: Tier, blocks: int) -> None:
+        self.blocks[tier] -= blocks
+        self.owners.left(node.owner, tier, blocks)
+
+    def _count_runs(self, owner: Owner, more: int) -> None:
+        self.nodes += more
+        owner.runs += more
 
     def _lose(self, hashes: Sequence[BlockHash]) -> None:
         self._hashes.difference_update(hashes)

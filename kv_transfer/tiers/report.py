@@ -43,6 +43,8 @@ def tier_report(tiers: PrefixTiers, block_bytes: int, device_capacity_blocks: in
         promoted_wasted_blocks=counters.promotions_wasted,
         evicted_device_blocks=counters.evicted_device,
         evicted_host_blocks=counters.evicted_host,
+        evicted_device_for_others_blocks=counters.evicted_device_for_others,
+        evicted_host_for_others_blocks=counters.evicted_host_for_others,
     )
 
 

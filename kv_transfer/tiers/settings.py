@@ -15,6 +15,7 @@ from kv_transfer.tiers.eviction_policies import (
 )
 from kv_transfer.tiers.hotness import Formula, HotnessTracker
 from kv_transfer.tiers.hotness_filter import HotnessFilter
+from kv_transfer.tiers.owners import Owners
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.tier_terms import Admission, TierRules
 
@@ -39,6 +40,8 @@ class TierSettings:
     requests_per_epoch: int = 4
     # On their way to host memory, at most.
     copy_blocks: int = 64
+    # How often a tier is filled anew while a tenant that asks for nothing keeps its share of it; 0: nobody has one.
+    tenant_turnovers: int = 4
     rules: TierRules = field(default_factory=TierRules)
 
     @classmethod
@@ -75,4 +78,5 @@ def make_tiers(
     )
     tracker = HotnessTracker(hotness, settings.requests_per_epoch)
     policy = POLICIES[settings.eviction](settings, tracker, device_blocks + host_slots)
-    return PrefixTiers(policy, tracker, settings.rules, host_slots, is_referenced)
+    owners = Owners(settings.tenant_turnovers)
+    return PrefixTiers(policy, tracker, settings.rules, host_slots, is_referenced, owners)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cluster_core.engine_jobs import TenantShare
 from kv_transfer.blocks import BlockHash
+from kv_transfer.tiers.owners import NOBODY
 
 
 class Admission(StrEnum):
@@ -39,12 +41,16 @@ class TierRules:
 
 @dataclass(frozen=True, slots=True)
 class CopyOut:
-    """Device blocks to host slots: blocks `first` and following of the prefix `hashes`, which ends with the last."""
+    """Device blocks to host slots: blocks `first` and following of the prefix `hashes`, which ends with the last.
+
+    All of them are of one owner.
+    """
 
     hashes: tuple[BlockHash, ...]
     first: int
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
+    tenant: TenantShare = NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +85,8 @@ class TierCounters:
     promotions_wasted: int = 0
     evicted_device: int = 0
     evicted_host: int = 0
+    # Of these, given up by a tenant that had most for its weight while others claimed room.
+    evicted_device_for_others: int = 0
+    evicted_host_for_others: int = 0
     # Offers of a prefix to host memory that ended at a block which was refused.
     refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))

@@ -16,6 +16,7 @@ from kv_transfer import vllm_private
 from kv_transfer.claims.block_events import emit_where_blocks_lie
 from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
+from kv_transfer.request_tenant import tenant_of
 from kv_transfer.tiers.device_pool import take_over
 from kv_transfer.tiers.host_tier import HostTier, HostTiering
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
@@ -107,7 +108,7 @@ class TieredScheduling(_Scheduler):
             grown = request.num_prompt_tokens - self._begun.pop(request.request_id)
             self.tiers.counters.prompt_tokens += max(0, grown)
         if self.tiers is not None and counted is not None and counted < len(request.block_hashes):
-            self.tiers.accessed(request.block_hashes[counted:], counted)
+            self.tiers.accessed(request.block_hashes[counted:], counted, tenant=tenant_of(request))
         return super()._free_request(request, delay_free_blocks)
 
     def _count(self, request_id: str) -> None:
@@ -115,5 +116,5 @@ class TieredScheduling(_Scheduler):
         request = self._uncounted.pop(request_id, None)
         hashes = request.block_hashes[: self._counted_blocks[request_id]] if request is not None else []
         # A prompt without a full block counts with its answer, if that fills one.
-        if self.tiers is not None and hashes:
-            self.tiers.accessed(hashes)
+        if self.tiers is not None and request is not None and hashes:
+            self.tiers.accessed(hashes, tenant=tenant_of(request))

@@ -84,6 +84,7 @@ def request_of(tokens: list[int]) -> Any:
         cache_salt=None,
         prompt_embeds=None,
         session_id=None,
+        sampling_params=None,
     )
 
 

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from vllm.v1.core.block_pool import BlockPool
 
+from cluster_core.engine_jobs import TENANT_ARG, TenantShare
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers import device_pool
 from kv_transfer.tiers.device_pool import TieredBlockPool, TieredFreeQueue, take_over
+from kv_transfer.tiers.owners import NOBODY
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.settings import POLICIES, TierSettings, make_tiers
 from tests.planting import planted
@@ -26,6 +28,7 @@ from tests.state_machines import expect_noticed
 pytestmark = pytest.mark.integration
 BLOCKS, BLOCK_SIZE = 9, 16
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=6).map(tuple)
+TENANTS = st.sampled_from([NOBODY, TenantShare("a"), TenantShare("b", 2.0)])
 
 
 def hash_of(prefix: tuple[int, ...]) -> bytes:
@@ -37,10 +40,17 @@ class Running:
     prompt: tuple[int, ...]
     blocks: list[Any] = field(default_factory=list)
     published: int = 0
+    tenant: TenantShare = NOBODY
 
     @property
     def hashes(self) -> list[bytes]:
         return [hash_of(self.prompt[: end + 1]) for end in range(len(self.prompt))]
+
+
+def told_of(request: Running) -> Any:
+    """As much of a vLLM request as the pool reads."""
+    arguments = SimpleNamespace(extra_args={TENANT_ARG: request.tenant})
+    return SimpleNamespace(block_hashes=request.hashes, request_id="r", sampling_params=arguments)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -60,10 +70,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.tiers = make_tiers(settings_, BLOCKS, 0, lambda block: pool.blocks[block].ref_cnt > 0)
         self.pool = take_over(pool, self.tiers)
 
-    @rule(prompt=PROMPTS)
-    def begin(self, prompt: tuple[int, ...]) -> None:
-        request = Running(prompt)
-        self.tiers.accessed(request.hashes)
+    @rule(prompt=PROMPTS, tenant=TENANTS)
+    def begin(self, prompt: tuple[int, ...], tenant: TenantShare) -> None:
+        request = Running(prompt, tenant=tenant)
+        self.tiers.accessed(request.hashes, tenant=tenant)
         found: list[Any] = []
         for block_hash in request.hashes:
             cached = self.pool.get_cached_block(block_hash, [0])
@@ -100,7 +110,7 @@ class PoolMachine(RuleBasedStateMachine):
         ):
             self.contents[block.block_id] = name
         self.pool.cache_full_blocks(
-            SimpleNamespace(block_hashes=request.hashes, request_id="r"),
+            told_of(request),
             request.blocks, request.published, end, BLOCK_SIZE, 0,
         )  # fmt: skip
         request.published = end
@@ -169,8 +179,7 @@ def test_free_blocks_behind_one_that_is_held_go_last_and_the_deepest_first() -> 
     for request in (first, second):
         tiers.accessed(request.hashes)
         request.blocks = tiered.get_new_blocks(len(request.prompt))
-        told: Any = SimpleNamespace(block_hashes=request.hashes, request_id="r")
-        tiered.cache_full_blocks(told, request.blocks, 0, len(request.prompt), BLOCK_SIZE, 0)
+        tiered.cache_full_blocks(told_of(request), request.blocks, 0, len(request.prompt), BLOCK_SIZE, 0)
     tiered.free_blocks(reversed(first.blocks))
     assert tiers.coldest_device_block() is None, "what follows is held"
     [last] = tiered.get_new_blocks(1)

@@ -46,9 +46,9 @@ class Engine:
         self.hashes: list[Any] = []
         accessed = self.tiers.accessed
 
-        def noted(hashes: list[Any], first_depth: int = 0) -> None:
+        def noted(hashes: list[Any], first_depth: int = 0, **whose: Any) -> None:
             self.hashes = list(hashes) if not first_depth else self.hashes
-            accessed(hashes, first_depth)
+            accessed(hashes, first_depth, **whose)
 
         self.tiers.accessed = noted
 

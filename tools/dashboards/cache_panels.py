@@ -90,7 +90,13 @@ CACHES = Dashboard(
                 Panel(
                     "Evicted",
                     "suffix: blocks/s",
-                    (Query(workers_per_second("rachis_tier_evicted_total", "tier"), "{{tier}}"),),
+                    (
+                        Query(workers_per_second("rachis_tier_evicted_total", "tier"), "{{tier}}"),
+                        Query(
+                            workers_per_second("rachis_tier_evicted_for_others_total", "tier"),
+                            "{{tier}}, for other tenants",
+                        ),
+                    ),
                 ),
                 Panel(
                     "Promoted blocks",

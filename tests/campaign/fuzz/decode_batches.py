@@ -15,6 +15,7 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
+from cluster_core.engine_jobs import TENANT_ARG
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.stop_policies import POLICIES
@@ -25,7 +26,7 @@ from tests.campaign.fuzz.session_moves import VOCABULARY
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock
 from tests.campaign.fuzz.tally import Tally, raised
 from tests.campaign.fuzz.worlds import World, share_of, with_adapters, with_tenants
-from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG, TENANT_ARG
+from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 
 _MOST_TOKENS = 40
 _SHARE_EMITTED = 0.4

@@ -17,6 +17,7 @@ from kv_transfer.blocks import Tier
 from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
 from kv_transfer.tiers.host_tier import HostTier
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
+from kv_transfer.tiers.radix_tree import RadixTree
 from kv_transfer.tiers.tier_terms import CopyOut, Promotion
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker import session_input
@@ -185,6 +186,17 @@ def _loads_from_the_wrong_slot() -> AbstractContextManager[Any]:
     return mock.patch.object(PrefixTiers, "host_slots_of", shifted)
 
 
+def _blocks_that_come_back_count_twice() -> AbstractContextManager[Any]:
+    adopt = RadixTree._adopt
+
+    def adopt_and_count(self: RadixTree, node: Any, offset: int, length: int, tier: Tier, ids: Any) -> Any:
+        adopted = adopt(self, node, offset, length, tier, ids)
+        adopted.owner.blocks[tier] += length
+        return adopted
+
+    return mock.patch.object(RadixTree, "_adopt", adopt_and_count)
+
+
 def _plans_do_not_see_host_memory() -> AbstractContextManager[Any]:
     return mock.patch.object(TieredScheduling, "tokens_in_host_memory", lambda self, request, device_tokens: 0)
 
@@ -259,6 +271,11 @@ PLANTS: Mapping[str, Plant] = {
     "copies_hold_no_blocks": Plant(
         "a device block is taken by another request while it is copied to host memory",
         _copies_hold_no_blocks,
+        real=False,
+    ),
+    "blocks_that_come_back_count_twice": Plant(
+        "a tenant has more of a tier, as counted, when its blocks come to it again",
+        _blocks_that_come_back_count_twice,
         real=False,
     ),
     "failed_copies_count_as_landed": Plant(

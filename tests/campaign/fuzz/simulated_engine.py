@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from cluster_core.engine_jobs import NOBODY, SessionMode, SessionRecord, TenantShare
+from cluster_core.engine_jobs import NOBODY, TENANT_ARG, SessionMode, SessionRecord, TenantShare
 from decode_worker import batch_settings, chunk_bounding
 from kv_transfer import vllm_private
 from kv_transfer.blocks import Tier
@@ -35,7 +35,6 @@ from prefill_worker.streaming_request import LOADING, PARKED
 from prefill_worker.two_phase import TwoPhase
 from tests.campaign.fuzz.kv_checking_runner import KvCheckingRunner
 from tests.campaign.fuzz.worlds import World
-from worker_runtime.vllm_conversion import TENANT_ARG
 
 BLOCK_SIZE = 16
 STEP_S = 0.01

@@ -21,8 +21,9 @@ class Tally:
     """sessions and requests: those whose answers were compared. requests: plain ones beside the sessions.
 
     joined_...: requests that a decode scheduler admitted, by its reasons. copied_out, copied_back, promoted: blocks of
-    cached prefixes between device and host memory. emitted: requests that arrived with a part of their answer. leases:
-    prompts that were handed off. bounded, yielded: steps whose chunk was that of the objective, or more.
+    cached prefixes between device and host memory; evicted_..._for_others: those that tenants gave up for each other.
+    emitted: requests that arrived with a part of their answer. leases: prompts that were handed off. bounded, yielded:
+    steps whose chunk was that of the objective, or more.
     """
 
     sessions: int = 0
@@ -50,14 +51,22 @@ class Tally:
     copied_out: int = 0
     copied_back: int = 0
     promoted: int = 0
+    evicted_device_for_others: int = 0
+    evicted_host_for_others: int = 0
 
     def add(self, other: "Tally") -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def count_tiers(self, before: TierCounters, after: TierCounters) -> None:
-        """What the tiers have copied between two points in time."""
-        for name in ("copied_out", "copied_back", "promoted"):
+        """What the tiers have done between two points in time."""
+        for name in (
+            "copied_out",
+            "copied_back",
+            "promoted",
+            "evicted_device_for_others",
+            "evicted_host_for_others",
+        ):
             setattr(self, name, getattr(self, name) + getattr(after, name) - getattr(before, name))
 
     def told(self) -> dict[str, Any]:

@@ -99,6 +99,8 @@ def report(**numbers: Any) -> TierReport:
         copied_back_blocks=0, copied_back_bytes=0, copy_back_s=0.0, failed_copy_blocks=0, refused_offers={},
         promoted_blocks=0, promoted_used_blocks=0, promoted_wasted_blocks=0, evicted_device_blocks=0,
         evicted_host_blocks=0,
+        evicted_device_for_others_blocks=0,
+        evicted_host_for_others_blocks=0,
     )  # fmt: skip
     return replace(zeros, **numbers)
 

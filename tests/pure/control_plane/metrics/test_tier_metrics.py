@@ -27,6 +27,7 @@ REPORT = wire.TierReport(
     promoted_wasted_blocks=2,
     evicted_device_blocks=5,
     evicted_host_blocks=1,
+    evicted_device_for_others_blocks=4,
 )
 
 
@@ -63,6 +64,8 @@ def test_every_worker_with_tiers_has_samples_of_its_own() -> None:
         ("promotions_total", "wasted"): 2,
         ("evicted_total", "device"): 5,
         ("evicted_total", "host"): 1,
+        ("evicted_for_others_total", "device"): 4,
+        ("evicted_for_others_total", "host"): 0,
         ("blocks", "device"): 10,
         ("blocks", "host"): 20,
         ("capacity_blocks", "device"): 64,

@@ -165,7 +165,7 @@ test_order_finds_what_a_plain_search_finds = OrderMachine.TestCase
     [
         ("became_free", lambda order, identity: None, 8),
         (
-            "_place",
+            "place",
             # Planted.
             lambda order, node: (order._policy.group(node.hashes[0]), order._policy.priority(node.hashes[0], 1)),
             0,

@@ -1,17 +1,19 @@
 """Both tiers over memory with content: what matches holds what it should, whatever lands late, fails or is reset."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from cluster_core.engine_jobs import TenantShare
 from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.tiers import prefix_tiers as tiers
 from kv_transfer.tiers.hotness import HotnessTracker
 from kv_transfer.tiers.hotness_filter import HotnessFilter
+from kv_transfer.tiers.owners import NOBODY, Owner, Owners
 from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.radix_tree import RadixTree
@@ -24,6 +26,7 @@ from tests.state_machines import expect_noticed
 
 AWAITED = 12
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=6).map(tuple)
+TENANTS = st.sampled_from(["", "a", "b"])
 # Of which model, of which prefix. None: nothing was written yet.
 Content = tuple[int, BlockHash] | None
 
@@ -36,6 +39,7 @@ class Running:
     blocks: list[int]
     ready: int
     loading: list[int]
+    tenant: str
 
 
 @dataclass(eq=False)
@@ -57,22 +61,36 @@ class TiersMachine(RuleBasedStateMachine):
         device_blocks=st.integers(1, 8),
         host_slots=st.integers(0, 6),
         promotion_blocks=st.integers(1, 4),
+        turnovers=st.integers(0, 2),
     )
     def start(
-        self, eviction: str, admission: Admission, device_blocks: int, host_slots: int, promotion_blocks: int
+        self,
+        eviction: str,
+        admission: Admission,
+        device_blocks: int,
+        host_slots: int,
+        promotion_blocks: int,
+        turnovers: int,
     ) -> None:
         self.most_awaited, tiers.MOST_AWAITED = tiers.MOST_AWAITED, AWAITED
         self.tracker = HotnessTracker(HotnessFilter(1000, max_age_epochs=20), 3)
         self.policy = POLICIES[eviction](TierSettings(), self.tracker, device_blocks + host_slots)
         rules = TierRules(admission, 2, promotion=True, promotion_blocks=promotion_blocks, promotion_pause=0)
         self.references = [0] * device_blocks
-        self.tiers = PrefixTiers(self.policy, self.tracker, rules, host_slots, lambda block: self.references[block] > 0)
+        owners = Owners(turnovers)
+        self.tiers = PrefixTiers(
+            self.policy, self.tracker, rules, host_slots, lambda block: self.references[block] > 0, owners
+        )
+        # Of blocks in the tree: who brought each first.
+        self.owner_of: dict[BlockHash, str] = {}
+        self.has_owners = turnovers > 0
         self.device: list[Content] = [None] * device_blocks
         self.host: list[Content] = [None] * host_slots
         self.published: dict[int, BlockHash] = {}
         self.model = 0
         self.running: list[Running] = []
-        self.copies: list[CopyOut] = []
+        # Each with whose it was when it began.
+        self.copies: list[tuple[CopyOut, str]] = []
         self.promotions: list[Promoting] = []
 
     def teardown(self) -> None:
@@ -108,18 +126,25 @@ class TiersMachine(RuleBasedStateMachine):
             if not self.references[block]:
                 self.tiers.freed(block)
 
-    def publish(self, hashes: tuple[BlockHash, ...], first: int, blocks: list[int]) -> None:
-        self.tiers.cached(hashes, first, blocks)
+    def publish(self, hashes: tuple[BlockHash, ...], first: int, blocks: list[int], tenant: TenantShare) -> None:
+        self.take_in()
+        self.tiers.cached(hashes, first, blocks, tenant)
         self.published.update(zip(blocks, hashes[first:], strict=False))
+        self.take_in(tenant.tenant_id)
+
+    def take_in(self, tenant: str = "") -> None:
+        """What has come to the tree since is this tenant's."""
+        there = {name for tier in Tier for _, name in self.tiers.tree.items(tier) if name in self.tiers.tree}
+        self.owner_of = {name: self.owner_of.get(name, tenant if self.has_owners else "") for name in there}
 
     def is_right(self, contents: list[Content], where: list[int], hashes: list[BlockHash]) -> None:
         for place, block_hash in zip(where, hashes, strict=False):
             assert contents[place] == (self.model, block_hash), "something else lies there"
 
-    @rule(prompt=PROMPTS, loads=st.booleans())
-    def ask(self, prompt: Prefix, loads: bool) -> None:
+    @rule(prompt=PROMPTS, loads=st.booleans(), tenant=TENANTS)
+    def ask(self, prompt: Prefix, loads: bool, tenant: str) -> None:
         hashes = hashes_of(prompt)
-        self.tiers.accessed(hashes)
+        self.tiers.accessed(hashes, tenant=TenantShare(tenant))
         match = self.tiers.match(hashes)
         self.is_right(self.device, match.device, [*hashes])
         self.is_right(self.host, match.host, [*hashes[len(match.device) :]])
@@ -130,7 +155,7 @@ class TiersMachine(RuleBasedStateMachine):
         if len(blocks) < len(slots):
             self.tiers.let_go(slots, loaded=False)
             slots = []
-        request = Running(hashes, [*match.device, *blocks], len(match.device), slots)
+        request = Running(hashes, [*match.device, *blocks], len(match.device), slots, tenant)
         self.running.append(request)
         if not slots:
             self.compute(request)
@@ -138,14 +163,15 @@ class TiersMachine(RuleBasedStateMachine):
     def compute(self, request: Running) -> None:
         for index in range(request.ready, len(request.blocks)):
             self.device[request.blocks[index]] = (self.model, request.hashes[index])
-        self.publish(tuple(request.hashes), request.ready, request.blocks[request.ready :])
+        tenant = TenantShare(request.tenant)
+        self.publish(tuple(request.hashes), request.ready, request.blocks[request.ready :], tenant)
         request.ready = len(request.blocks)
 
-    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=4))
-    def serve_from_begin_to_end(self, prompts: list[Prefix]) -> None:
+    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=4), tenant=TENANTS)
+    def serve_from_begin_to_end(self, prompts: list[Prefix], tenant: str) -> None:
         """Requests that meet nobody else, each copied out as far as it is worth it."""
         for prompt in prompts:
-            self.ask(prompt, False)
+            self.ask(prompt, False, tenant)
             request = self.running.pop()
             while (copy := self.tiers.worth_copying(request.hashes[: request.ready])) is not None:
                 for slot, block in zip(copy.slots, copy.blocks, strict=True):
@@ -164,7 +190,8 @@ class TiersMachine(RuleBasedStateMachine):
             self.is_right(self.host, slots, [*request.hashes[first:]])
             for slot, block in zip(slots, request.blocks[first:], strict=False):
                 self.device[block] = self.host[slot]
-            self.publish(tuple(request.hashes), first, request.blocks[first : first + len(slots)])
+            tenant = TenantShare(request.tenant)
+            self.publish(tuple(request.hashes), first, request.blocks[first : first + len(slots)], tenant)
             request.ready += len(slots)
         self.tiers.let_go(slots, loaded=loaded)
         request.loading = []
@@ -186,7 +213,7 @@ class TiersMachine(RuleBasedStateMachine):
             return
         request = data.draw(st.sampled_from(self.running))
         read_or_written = {slot for slot, count in Counter(self.slots_in_use()).items() if count > 1} | {
-            slot for copy in self.copies for slot in copy.slots
+            slot for copy, _ in self.copies for slot in copy.slots
         }
         copy = self.tiers.worth_copying(request.hashes[: request.ready])
         if copy is not None:
@@ -194,17 +221,20 @@ class TiersMachine(RuleBasedStateMachine):
             assert not read_or_written & set(copy.slots), "a slot in use is given out"
             assert len(copy.hashes) == copy.first + len(copy.blocks) == copy.first + len(copy.slots)
             self.refer(list(copy.blocks))
-            self.copies.append(copy)
+            (owner,) = {self.owner_of[each] for each in copy.hashes[copy.first :]}
+            self.copies.append((copy, owner))
 
     @rule(data=st.data(), done=st.booleans())
     def copy_out_ends(self, data: st.DataObject, done: bool) -> None:
         if self.copies:
-            copy = data.draw(st.sampled_from(self.copies))
-            self.copies.remove(copy)
+            copy, owner = data.draw(st.sampled_from(self.copies))
+            self.copies.remove((copy, owner))
             for slot, block in zip(copy.slots, copy.blocks, strict=True):
                 self.host[slot] = self.device[block]
             if done:
+                self.take_in()
                 self.tiers.copied_out(copy)
+                self.take_in(owner)
             else:
                 self.tiers.copy_failed(copy)
             self.release(list(copy.blocks))
@@ -231,7 +261,7 @@ class TiersMachine(RuleBasedStateMachine):
             self.is_right(self.host, list(plan.slots), list(plan.hashes[plan.first :]))
             for slot, block in zip(plan.slots, blocks, strict=False):
                 self.device[block] = self.host[slot]
-            self.publish(plan.hashes, plan.first, blocks)
+            self.publish(plan.hashes, plan.first, blocks, NOBODY)
             self.tiers.promoted(plan, plan.hashes[plan.first :])
         else:
             self.tiers.promotion_failed(plan)
@@ -264,7 +294,7 @@ class TiersMachine(RuleBasedStateMachine):
         """One entry for each reference."""
         return [
             *(slot for slot, _ in self.tiers.tree.items(Tier.HOST)),
-            *(slot for copy in self.copies for slot in copy.slots),
+            *(slot for copy, _ in self.copies for slot in copy.slots),
             *(slot for request in self.running for slot in request.loading),
             *(slot for promoting in self.promotions for slot in promoting.plan.slots),
         ]
@@ -284,6 +314,14 @@ class TiersMachine(RuleBasedStateMachine):
         assert all(self.device[block] == (self.model, name) for block, name in in_tree.items()), "wrong on the device"
         in_host = dict(self.tiers.tree.items(Tier.HOST))
         assert all(self.host[slot] == (self.model, name) for slot, name in in_host.items()), "wrong in host memory"
+
+    @invariant()
+    def blocks_are_of_who_brought_them_first(self) -> None:
+        self.take_in()
+        tree = self.tiers.tree
+        found = {name: node.owner.tenant_id for node in tree.behind(tree.root) for name in node.hashes}
+        assert found == self.owner_of
+        assert len(tree.owners) == len(set(self.owner_of.values()) - {""}), "tenants without blocks are remembered"
 
     @invariant()
     def whoever_may_leave_is_found(self) -> None:
@@ -313,6 +351,29 @@ def a_copy_that_ignores_a_reset(self: PrefixTiers, copy: CopyOut) -> None:
     self._release(self.tree.insert(Tier.HOST, copy.hashes, copy.first, copy.slots))
 
 
+def a_copy_that_is_nobodys(self: PrefixTiers, copy: CopyOut) -> None:
+    COPIED_OUT(self, replace(copy, tenant=NOBODY))
+
+
+def a_copy_of_several_owners(self: PrefixTiers, hashes: list[BlockHash]) -> tuple[int, list[int], Owner]:
+    path = list(self.tree.path(hashes))
+    owners = [node.owner for node, _ in path]
+    for node, _ in path:
+        node.owner = self.tree.owners.nobody
+    first, blocks, _ = NOT_IN_HOST(self, hashes)
+    for (node, _), owner in zip(path, owners, strict=True):
+        node.owner = owner
+    return first, blocks, owners[0] if owners else self.tree.owners.nobody
+
+
+def blocks_that_change_owner_when_they_come_back(
+    self: RadixTree, node: Node, offset: int, length: int, tier: Tier, ids: list[int]
+) -> Node:
+    adopted = ADOPT(self, node, offset, length, tier, ids)
+    adopted.owner = adopted.owner if tier is Tier.HOST else self.owners.nobody
+    return adopted
+
+
 def a_copy_that_is_there_before_it_has_landed(self: PrefixTiers, hashes: list[BlockHash]) -> CopyOut | None:
     copy = WORTH_COPYING(self, hashes)
     if copy is not None:
@@ -331,18 +392,22 @@ def a_release_that_frees_what_is_read(self: BlockReferences, blocks: list[int]) 
 
 
 COMMON_BLOCKS, WORTH_COPYING, RELEASE = Node.common_blocks, PrefixTiers.worth_copying, BlockReferences.release
+COPIED_OUT, NOT_IN_HOST, ADOPT = PrefixTiers.copied_out, PrefixTiers._not_in_host, RadixTree._adopt
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "wrong", "first_seed"),
     [
-        (PrefixTiers, "copied_out", a_copy_that_ignores_a_reset, 36),
-        (PrefixTiers, "worth_copying", a_copy_that_is_there_before_it_has_landed, 1),
-        (PrefixTiers, "_forget", lambda self, hashes: None, 9),
-        (PrefixTiers, "match", lambda self, hashes: self.tree.match(hashes), 30),
-        (RadixTree, "_drop", lambda self, node: [], 2),
-        (Node, "common_blocks", a_match_that_rounds_up, 30),
-        (BlockReferences, "release", a_release_that_frees_what_is_read, 33),
+        (PrefixTiers, "copied_out", a_copy_that_ignores_a_reset, 1),
+        (PrefixTiers, "worth_copying", a_copy_that_is_there_before_it_has_landed, 0),
+        (PrefixTiers, "_forget", lambda self, hashes: None, 0),
+        (PrefixTiers, "match", lambda self, hashes: self.tree.match(hashes), 0),
+        (RadixTree, "_drop", lambda self, node: [], 0),
+        (Node, "common_blocks", a_match_that_rounds_up, 0),
+        (BlockReferences, "release", a_release_that_frees_what_is_read, 0),
+        (PrefixTiers, "copied_out", a_copy_that_is_nobodys, 5),
+        (PrefixTiers, "_not_in_host", a_copy_of_several_owners, 3),
+        (RadixTree, "_adopt", blocks_that_change_owner_when_they_come_back, 0),
     ],
 )
 def test_machine_sees_planted_bugs(

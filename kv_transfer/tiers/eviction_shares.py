@@ -1,0 +1,173 @@
+"""Whose block leaves a tier next: of the tenant that has most for its weight, among those that claim room.
+
+A lazy heap of the tenants that claim room over an eviction order for each, and one order of all that nobody claims:
+    claimed      leaves of tenants that claim room (`kv_transfer.tiers.owners`)
+    unclaimed    leaves of the others, which asked too long ago, and of nobody
+The claimed leaf that leaves next is the coldest of the tenant with most blocks for its weight; the colder of it and the
+coldest unclaimed one leaves. So a tenant fills what nobody else claims, gives it back block by block once others ask,
+and never has fewer for its weight than one at whose request it loses a block. Without tenants all is unclaimed.
+
+A tenant that has come to claim nothing takes its leaves along, which is once in as many blocks that come as lie in the
+tier: so an eviction costs O(log n) here as well.
+Source: min-funding revocation, as in Waldspurger, "Memory Resource Management in VMware ESX Server", OSDI 2002.
+"""
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+from kv_transfer.blocks import Tier
+from kv_transfer.tiers.eviction_order import EvictionOrder
+from kv_transfer.tiers.eviction_policies import EvictionPolicy, Priority
+from kv_transfer.tiers.owners import Owner
+from kv_transfer.tiers.prefix_runs import Node
+from kv_transfer.tiers.radix_tree import RadixTree
+
+# What it has for its weight, negative; a number that makes entries differ; the tenant.
+_Entry = tuple[float, int, Owner]
+
+
+class EvictionShares:
+    """Of one tier of a tree. `is_referenced(id)`: whether anything but the tree holds this block or slot."""
+
+    def __init__(
+        self, tree: RadixTree, tier: Tier, policy: EvictionPolicy, is_referenced: Callable[[int], bool]
+    ) -> None:
+        self._tree = tree
+        self._tier = tier
+        self._policy = policy
+        self._is_referenced = is_referenced
+        self._unclaimed = EvictionOrder(tree, tier, policy, is_referenced, lambda node: not self._claims(node.owner))
+        # Of every tenant with blocks in the tier, whether it claims room or not.
+        self._orders: dict[Owner, EvictionOrder] = {}
+        # Of those that claim room and may have a leaf that may leave, at least what they have for their weight.
+        self._heap: list[_Entry] = []
+        self._queued: dict[Owner, _Entry] = {}
+        self._sequence = count()
+
+    def became_leaf(self, node: Node) -> None:
+        """To be called for every run that may be a leaf of the tier now, and that has got longer."""
+        owner = node.owner
+        if owner is not self._tree.owners.nobody:
+            self._order_of(owner).became_leaf(node)
+            if self._claims(owner):
+                self._push(owner)
+                return
+        self._unclaimed.became_leaf(node)
+
+    def became_free(self, identity: int) -> None:
+        """To be called for every block or slot that only the tree refers to now."""
+        node = self._tree.node_of(self._tier, identity)
+        if node is not None and self.tail(node) == identity:
+            self.became_leaf(node)
+
+    def asked(self, owner: Owner) -> None:
+        """It claims room from now on; its weight may be another one."""
+        if owner in self._orders:
+            self._push(owner)
+
+    def forget(self, owner: Owner) -> None:
+        """It owns nothing any more."""
+        self._orders.pop(owner, None)
+        self._queued.pop(owner, None)
+
+    def coldest(self) -> Node | None:
+        """The leaf whose tail leaves next. None: every one is referenced, or there is none."""
+        self._let_idle_ones_go()
+        unclaimed, most = self._unclaimed.coldest(), self._with_most()
+        if most is None:
+            return unclaimed
+        claimed = self._orders[most].coldest()
+        if claimed is None or unclaimed is None:
+            return claimed or unclaimed
+        return min(unclaimed, claimed, key=self._place)
+
+    def leaves(self) -> list[tuple[Priority, Node]]:
+        """The leaves that leave next while who has most stays the same, coldest first. O(n log n)."""
+        self._let_idle_ones_go()
+        leaves, most = self._unclaimed.leaves(), self._with_most()
+        if most is not None:
+            leaves = sorted([*leaves, *self._orders[most].leaves()], key=lambda each: self._place(each[1]))
+        return leaves
+
+    def is_owed(self, owner: Owner, blocks: int) -> bool:
+        """Whether so many blocks more, and then one, are its share: it will have no more than who gives them, for its
+        weight."""
+        self._let_idle_ones_go()
+        most = self._with_most()
+        if most is None or most is owner or not self._claims(owner):
+            return False
+        tier = self._tier
+        return (owner.blocks[tier] + blocks + 1) * most.weight <= (most.blocks[tier] - 1) * owner.weight
+
+    def is_for_others(self, owner: Owner) -> bool:
+        """Whether a block of this owner's leaves because it has most of those that claim room."""
+        return self._claims(owner) and self._tree.owners.claimants(self._tier) > 1
+
+    def tail(self, node: Node) -> int:
+        return self._unclaimed.tail(node)
+
+    def free_blocks(self, node: Node) -> int:
+        """How many blocks at the end of a leaf may leave one after the other."""
+        return self._unclaimed.free_blocks(node)
+
+    def check_invariants(self) -> None:
+        self._unclaimed.check_invariants()
+        for owner, order in self._orders.items():
+            assert owner in self._tree.owners, "an order of a tenant that is forgotten"
+            order.check_invariants()
+        assert self._queued.keys() <= self._orders.keys(), "a tenant without an order is asked for a leaf"
+        assert len(self._heap) <= 4 * len(self._orders) + 65, "entries of tenants pile up"
+        assert all(
+            -entry[0] >= owner.load(self._tier) for owner, entry in self._queued.items() if self._claims(owner)
+        ), "a tenant has more than it stands for"
+
+    def _claims(self, owner: Owner) -> bool:
+        return self._tree.owners.claims(owner, self._tier)
+
+    def _place(self, node: Node) -> tuple[int, Priority]:
+        group, priority = self._unclaimed.place(node)
+        return self._policy.groups().index(group), priority
+
+    def _order_of(self, owner: Owner) -> EvictionOrder:
+        order = self._orders.get(owner)
+        if order is None:
+            order = self._orders[owner] = EvictionOrder(
+                self._tree, self._tier, self._policy, self._is_referenced, runs=lambda: owner.runs
+            )
+        return order
+
+    def _let_idle_ones_go(self) -> None:
+        for owner in self._tree.owners.fallen_idle(self._tier, self._tree.blocks[self._tier]):
+            order = self._orders.get(owner)
+            for _, node in order.leaves() if order is not None else ():
+                self._unclaimed.became_leaf(node)
+
+    def _with_most(self) -> Owner | None:
+        """The tenant that claims room and has most for its weight, of those with a leaf that may leave."""
+        while self._heap:
+            entry = self._heap[0]
+            owner = entry[2]
+            if self._queued.get(owner) is entry:
+                if -entry[0] > owner.load(self._tier) and self._claims(owner):
+                    del self._queued[owner]
+                    self._push(owner)
+                elif self._claims(owner) and self._orders[owner].coldest() is not None:
+                    return owner
+                else:
+                    # It comes back when it asks, or with the next leaf.
+                    del self._queued[owner]
+            if self._heap and self._heap[0] is entry:
+                heapq.heappop(self._heap)
+        return None
+
+    def _push(self, owner: Owner) -> None:
+        load, queued = owner.load(self._tier), self._queued.get(owner)
+        if queued is not None and -queued[0] >= load:
+            return
+        entry = -load, next(self._sequence), owner
+        self._queued[owner] = entry
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 4 * len(self._orders) + 64:
+            self._heap = list(self._queued.values())
+            heapq.heapify(self._heap)

@@ -1,0 +1,55 @@
+"""A tenant with hot prefixes beside one that floods the cache: its hits with shares of the tiers and without."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.prefix_cache.flood import BLOCK_TOKENS, FLOODING, HOT, Flood, hit_ratio
+from benchmarks.prefix_cache.replay import RECIPES, Replay
+from kv_transfer.blocks import Tier
+from kv_transfer.tiers.eviction_shares import EvictionShares
+from tests.planting import planted
+
+SMALL = Flood(requests=40, prefixes=4, prefix_blocks=8, own_blocks=2, device_blocks=200, host_blocks=0)
+# All but the first request for each prefix.
+MOST = (8 / 10) * (40 - 4) / 40
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo", "rachis", "hotprefix"])
+def test_hot_prefixes_stay_beside_a_flood_of_prompts_that_look_as_hot(policy: str) -> None:
+    flood = replace(SMALL, repeats=3)
+    assert hit_ratio(flood, policy, 0) < 0.4 * MOST
+    assert hit_ratio(flood, policy, 4) > 0.9 * MOST
+
+
+def test_both_tiers_keep_a_share() -> None:
+    flood = replace(SMALL, host_blocks=200, device_blocks=40)
+    assert hit_ratio(flood, "lru", 0) < 0.4 * MOST
+    assert hit_ratio(flood, "lru", 4) > 0.9 * MOST
+
+
+def test_a_share_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, EvictionShares, "_with_most", lambda self: None)
+    with pytest.raises(AssertionError):
+        test_hot_prefixes_stay_beside_a_flood_of_prompts_that_look_as_hot("lru")
+
+
+def test_a_flood_fills_what_nobody_else_asks_for() -> None:
+    cache = Replay(RECIPES["rachis"].with_host_of(0), SMALL.device_blocks, 0)
+    for tenant, request in SMALL.prompts(0):
+        if tenant is FLOODING:
+            cache.serve(request, BLOCK_TOKENS, tenant)
+    (owner,) = {node.owner for node in cache.tiers.tree.runs(Tier.DEVICE)}
+    assert owner.blocks[Tier.DEVICE] == SMALL.device_blocks
+    assert cache.tiers.counters.evicted_device_for_others == 0
+
+
+def test_what_a_tenant_gave_up_for_others_is_counted() -> None:
+    cache = Replay(RECIPES["rachis"].with_host_of(0), SMALL.device_blocks, 0)
+    for tenant, request in SMALL.prompts(0):
+        cache.serve(request, BLOCK_TOKENS, tenant)
+    counters = cache.tiers.counters
+    assert 0 < counters.evicted_device_for_others <= counters.evicted_device
+    held = {node.owner.tenant_id: node.owner.blocks[Tier.DEVICE] for node in cache.tiers.tree.runs(Tier.DEVICE)}
+    assert held.keys() == {HOT.tenant_id, FLOODING.tenant_id}
+    assert sum(held.values()) == SMALL.device_blocks
