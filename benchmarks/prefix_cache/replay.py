@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.prefix_cache.belady import belady
-from cluster_core.engine_jobs import TenantShare
+from cluster_core.engine_jobs import NOBODY, TenantShare
 from cluster_sim.workloads.traces import Trace, TraceFile, TraceRequest
 from kv_transfer.blocks import BlockHash
 from kv_transfer.host_memory.block_references import BlockReferences
-from kv_transfer.tiers.owners import NOBODY
 from kv_transfer.tiers.settings import TierSettings, make_tiers
 from kv_transfer.tiers.tier_terms import Admission, TierRules
 

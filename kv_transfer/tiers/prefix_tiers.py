@@ -15,13 +15,13 @@ Sources: HotPrefix sections 3.3 and 3.4, algorithms 1 and 2; `docs/tiers.md` say
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 
-from cluster_core.engine_jobs import TenantShare
+from cluster_core.engine_jobs import NOBODY, TenantShare
 from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.tiers.eviction_policies import EvictionPolicy
 from kv_transfer.tiers.eviction_shares import EvictionShares
 from kv_transfer.tiers.hotness import HotnessTracker
-from kv_transfer.tiers.owners import NOBODY, Owner, Owners
+from kv_transfer.tiers.owners import Owner, Owners
 from kv_transfer.tiers.prefix_runs import Match, Node
 from kv_transfer.tiers.promotions import Promotions
 from kv_transfer.tiers.radix_tree import RadixTree

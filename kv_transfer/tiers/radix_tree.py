@@ -11,9 +11,9 @@ Sources: the radix prefix cache of `docs/tiers.md` (corrected: children keyed by
 
 from collections.abc import Callable, Iterator, Sequence
 
-from cluster_core.engine_jobs import TenantShare
+from cluster_core.engine_jobs import NOBODY, TenantShare
 from kv_transfer.blocks import BlockHash, Tier
-from kv_transfer.tiers.owners import NOBODY, Owner, Owners
+from kv_transfer.tiers.owners import Owner, Owners
 from kv_transfer.tiers.prefix_runs import Node, PrefixRuns
 from kv_transfer.tiers.set_aside import SetAside
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cluster_core.engine_jobs import TenantShare
+from cluster_core.engine_jobs import NOBODY, TenantShare
 from kv_transfer.blocks import BlockHash
-from kv_transfer.tiers.owners import NOBODY
 
 
 class Admission(StrEnum):

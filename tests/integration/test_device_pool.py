@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from vllm.v1.core.block_pool import BlockPool
 
-from cluster_core.engine_jobs import TENANT_ARG, TenantShare
+from cluster_core.engine_jobs import NOBODY, TENANT_ARG, TenantShare
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers import device_pool
 from kv_transfer.tiers.device_pool import TieredBlockPool, TieredFreeQueue, take_over
-from kv_transfer.tiers.owners import NOBODY
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.settings import POLICIES, TierSettings, make_tiers
 from tests.planting import planted

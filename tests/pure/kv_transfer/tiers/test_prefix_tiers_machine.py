@@ -7,13 +7,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cluster_core.engine_jobs import TenantShare
+from cluster_core.engine_jobs import NOBODY, TenantShare
 from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.tiers import prefix_tiers as tiers
 from kv_transfer.tiers.hotness import HotnessTracker
 from kv_transfer.tiers.hotness_filter import HotnessFilter
-from kv_transfer.tiers.owners import NOBODY, Owner, Owners
+from kv_transfer.tiers.owners import Owner, Owners
 from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.radix_tree import RadixTree
