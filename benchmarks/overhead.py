@@ -22,6 +22,7 @@ from rachis.v1 import worker_pb2 as wire
 from benchmarks.direct_call import DirectWorker
 from benchmarks.two_sides import Sides, compare, random_prompts
 from cluster_core.clock import monotonic_s
+from cluster_wire.secret import Secret
 
 PROMPT_TOKENS = 64
 HANDOFF_PROMPT_TOKENS = 512
@@ -58,16 +59,20 @@ class Measured:
 
 
 class OverheadBenchmark:
-    """Runs against one service. `on_done` is called after every request."""
+    """Runs against one service. `on_done` is called after every request. secret: of the service, whose workers answer
+    nobody without it."""
 
-    def __init__(self, cluster: AsyncClient, on_done: Callable[[], None], seed: int = 0) -> None:
+    def __init__(
+        self, cluster: AsyncClient, on_done: Callable[[], None], secret: Secret | None = None, seed: int = 0
+    ) -> None:
         self._cluster = cluster
+        self._secret = secret
         self._on_done = on_done
         self._rng = random.Random(seed)
 
     async def run(self, requests: int) -> dict[int, Measured]:
         views = {view.registration.pool: view.registration for view in await self._cluster.workers()}
-        prefill, decode = (_direct(views[pool]) for pool in (wire.POOL_PREFILL, wire.POOL_DECODE))
+        prefill, decode = (self._direct(views[pool]) for pool in (wire.POOL_PREFILL, wire.POOL_DECODE))
         vocabulary = views[wire.POOL_DECODE].model.vocabulary_size
         try:
             await self._measure(WARM_UP, 1, prefill, decode, vocabulary)
@@ -75,6 +80,9 @@ class OverheadBenchmark:
         finally:
             await prefill.close()
             await decode.close()
+
+    def _direct(self, record: wire.WorkerRegistration) -> DirectWorker:
+        return DirectWorker(record.address, record.generation, self._secret)
 
     async def _measure(
         self, requests: int, concurrency: int, prefill: DirectWorker, decode: DirectWorker, vocabulary: int
@@ -100,7 +108,3 @@ class OverheadBenchmark:
         wall_s, after = monotonic_s() - started_s, await self._cluster.router_status()
         sent = len(router.cluster_ms) + len(handoff.cluster_ms)
         return Measured(router, handoff, after.cpu_s - before.cpu_s, sent, wall_s)
-
-
-def _direct(record: wire.WorkerRegistration) -> DirectWorker:
-    return DirectWorker(record.address, record.generation)

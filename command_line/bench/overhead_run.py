@@ -1,5 +1,6 @@
 """`rachis bench overhead`: what router and hand-off add over the same engines called directly."""
 
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -8,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.overhead import CONCURRENCIES, ROUTER_FACTOR, WARM_UP, OverheadBenchmark
 from cluster_configs.loading import LoadedConfig
+from cluster_wire.secret import read_secret
 from command_line.output import err, out, print_json, print_table
 from command_line.own_service import Target, target_service
 from control_plane.service.state import StateFile
@@ -17,6 +19,8 @@ _HEADLINE = ("router_p50_ms", "router_p99_ms", "handoff_p50_ms", "handoff_p99_ms
 
 async def bench_overhead(loaded: LoadedConfig, state_file: StateFile, requests: int, *, as_json: bool) -> None:
     """Always on an own service, so that its processes can be counted and nobody else's requests are in the figures."""
+    secret_file = loaded.config.security.secret_path
+    secret = read_secret(Path(secret_file)) if secret_file is not None else None
     async with (
         target_service(None, state_file, loaded, always_own=True) as target,
         AsyncClient(target.address) as cluster,
@@ -29,7 +33,8 @@ async def bench_overhead(loaded: LoadedConfig, state_file: StateFile, requests: 
             task = progress.add_task(
                 "requests", total=2 * (1 + ROUTER_FACTOR) * (WARM_UP + len(CONCURRENCIES) * requests)
             )
-            measured = await OverheadBenchmark(cluster, lambda: progress.advance(task)).run(requests)
+            on_done = lambda: progress.advance(task)  # noqa: E731
+            measured = await OverheadBenchmark(cluster, on_done, secret).run(requests)
         status = await cluster.router_status()
         resident_mib = _resident_bytes(target) >> 20
     by_concurrency = {str(each): result.table() for each, result in measured.items()}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 from prometheus_client import REGISTRY
@@ -105,7 +106,6 @@ async def run(
         os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
         # Imported here: it takes long, and brings torch.
         from control_plane.gateway import front
-        from control_plane.gateway.callers import Callers
         from control_plane.gateway.gateway_metrics import GatewayCollector
         from control_plane.gateway.responses_socket import max_bytes
         from control_plane.gateway.router_core import RouterCore
@@ -119,12 +119,7 @@ async def run(
         url, sock = front.listen(args)
         try:
             engine = front.make_engine(args, RouterCore(client))
-            callers = None
-            if secret is not None:
-                is_for_all = security.open or is_loopback(args.host or "0.0.0.0")
-                hand_on = handing_on(secret, security, args.ssl_ca_certs)
-                answer = front.refusal_of_router
-                callers = partial(Callers, client=client, answer=answer, may_be_open=is_for_all, hand_on=hand_on)
+            callers = _callers(secret, security, args, client) if secret is not None else None
             app = await front.make_app(args, engine, callers)
             on_adapters = partial(front.serve_adapters, app)
             await adapters.look(client, on_adapters)
@@ -143,6 +138,21 @@ async def run(
             await front.serve(app, args, sock, max_bytes(section.websocket) + _FRAME_SLACK_BYTES)
         finally:
             sock.close()
+
+
+def _callers(secret: Secret, security: SecuritySection, args: Any, client: AsyncClient) -> Callable[[Any], Any]:
+    """args: of vLLM's front."""
+    # As in `run`.
+    from control_plane.gateway import front
+    from control_plane.gateway.callers import Callers
+
+    return partial(
+        Callers,
+        client=client,
+        answer=front.refusal_of_router,
+        may_be_open=security.open or is_loopback(args.host or "0.0.0.0"),
+        hand_on=handing_on(secret, security, args.ssl_ca_certs),
+    )
 
 
 def handing_on(secret: Secret, security: SecuritySection, trusted: str | None) -> Callable[[bytes], Metadata] | None:

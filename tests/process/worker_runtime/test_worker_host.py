@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,9 +22,6 @@ from cluster_core.errors import StartError
 from cluster_core.ids import registry_digest
 from cluster_core.versions import Versions
 from cluster_wire import registry
-from cluster_wire.members import member_metadata
-from cluster_wire.secret import read_secret, write_secret
-from cluster_wire.worker_tls import worker_channel
 from prefill_worker.service import PrefillService
 from tests.fakes.cluster import until
 from tests.fakes.engine import FakeEngine
@@ -249,31 +245,6 @@ async def health(record: wire.WorkerRegistration) -> list[str]:
         requests = [health_pb2.HealthCheckRequest(service=name) for name in ("", WORKER_SERVICE, LIVENESS)]
         answers = [await stub.Check(request, timeout=60) for request in requests]
     return [health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status) for answer in answers]
-
-
-async def test_a_worker_with_a_secret_speaks_encrypted_from_its_start(
-    server: str, client: Any, engine: Engine, tmp_path: Path
-) -> None:
-    path = tmp_path / "secret"
-    write_secret(path)
-    secret = read_secret(path)
-    host = start(server, engine, engine__secret_file=str(path), secret_fingerprint=secret.fingerprint)
-    record = await ready(host)
-    request = wire.GetWorkerStatusRequest()
-
-    async with worker_channel(secret)(record.address) as channel:
-        answer = await worker_pb2_grpc.WorkerServiceStub(channel).GetWorkerStatus(
-            request, metadata=member_metadata(secret), timeout=60
-        )
-        # Whether it lives may be asked without a key all the same.
-        alive = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
-    async with grpc.aio.insecure_channel(record.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await worker_pb2_grpc.WorkerServiceStub(channel).GetWorkerStatus(request, timeout=60)
-
-    assert answer.registration.worker_id == WORKER and alive.status == health_pb2.HealthCheckResponse.SERVING
-    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert await stopped(host)
 
 
 async def test_readiness_follows_draining_and_liveness_does_not(server: str, client: Any, engine: Engine) -> None:
