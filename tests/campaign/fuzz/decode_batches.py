@@ -31,6 +31,7 @@ from tests.campaign.fuzz.simulated_engine import (
     with_adapters,
 )
 from tests.campaign.fuzz.tally import Tally, raised
+from tests.campaign.fuzz.tenants import tenant_argument
 from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 
 _MOST_TOKENS = 40
@@ -205,7 +206,9 @@ class _Simulation:
             cache_salt=salt,
             lora_request=adapter(number),
         )
-        arguments: dict[str, Any] = self.engine.tenant_argument(name) | ({EMITTED_ARG: emitted} if emitted else {})
+        arguments: dict[str, Any] = tenant_argument(self.world.tenants, name) | (
+            {EMITTED_ARG: emitted} if emitted else {}
+        )
         if rng.random() < 0.2:
             arguments[REQUEST_DEADLINE_ARG] = self.clock.now_s + rng.random()
         request.sampling_params.extra_args = arguments or None

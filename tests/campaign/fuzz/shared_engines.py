@@ -31,6 +31,7 @@ from tests.campaign.fuzz.kv_checking_runner import expected_tokens, root_of
 from tests.campaign.fuzz.simulated import Simulation
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SteppedClock, World, with_adapters
 from tests.campaign.fuzz.tally import Tally, raised
+from tests.campaign.fuzz.tenants import tenant_argument
 
 # 10 ms for a step, and 1 ms for each token of a prompt.
 COSTS = EngineCosts(decode_step_s=0.010, prefill_s_per_token=0.001)
@@ -128,7 +129,7 @@ class SharedSimulation(Simulation):
         emitted = answer[: rng.randrange(1, max_tokens)] if name in self.pulled and max_tokens > 1 else []
         self.expected[name] = answer[len(emitted) :]
         request = self.engine.request(name, prompt, max_tokens, transfer, **fields)
-        arguments = self.engine.tenant_argument(name) | ({EMITTED_ARG: emitted} if emitted else {})
+        arguments = tenant_argument(self.world.tenants, name) | ({EMITTED_ARG: emitted} if emitted else {})
         request.sampling_params.extra_args = arguments or None
         self.tally.emitted += bool(emitted)
         self.engine.scheduler.add_request(request)

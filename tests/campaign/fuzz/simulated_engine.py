@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Any
 from unittest import mock
-from zlib import crc32
 
 import torch
 from vllm.config import (
@@ -26,7 +25,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from cluster_core.engine_jobs import TENANT_ARG, SessionMode, SessionRecord, TenantShare
+from cluster_core.engine_jobs import SessionMode, SessionRecord
 from decode_worker import batch_settings, chunk_bounding
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.engine_scheduler import AsyncDecodeScheduler, DecodeScheduler
@@ -40,12 +39,12 @@ from prefill_worker.streaming_request import LOADING, PARKED
 from prefill_worker.two_phase import TwoPhase
 from shared_worker.engine_scheduler import AsyncSharedScheduler, SharedScheduler
 from tests.campaign.fuzz.kv_checking_runner import KvCheckingRunner
+from tests.campaign.fuzz.tenants import tenant_argument
 
 BLOCK_SIZE = 16
 STEP_S = 0.01
 MODEL_LEN = 4096
 _HASH = get_hash_fn_by_name("sha256_cbor")
-
 
 _HOST_RICH: dict[str, Any] = {
     "loads": 0.0, "token_budget": 24, "host_slots": 80, "admission": "everything", "requests": 20,
@@ -174,17 +173,10 @@ class SimulatedEngine:
     ) -> Request:
         """transfer: what vLLM's connector is told of its KV."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-        params.extra_args = self.tenant_argument(name) or None
+        params.extra_args = tenant_argument(self.world.tenants, name) or None
         request = Request(name, list(prompt), params, None, block_hasher=self._hasher, **fields)
         request.kv_transfer_params = transfer
         return request
-
-    def tenant_argument(self, name: str) -> dict[str, Any]:
-        """Among the extra arguments of a request of this name."""
-        if not self.world.tenants:
-            return {}
-        number = crc32(name.encode()) % self.world.tenants
-        return {TENANT_ARG: TenantShare(f"tenant {number}", 1.0 + number)}
 
     def add(self, name: str, prompt: list[int], max_tokens: int = 1, **fields: Any) -> None:
         self.scheduler.add_request(self.request(name, prompt, max_tokens, **fields))
