@@ -1,7 +1,9 @@
-"""What a tenant that floods the cache costs one with hot prefixes, with shares of the tiers and without: hits, counted.
+"""What other tenants cost those with hot prefixes, with shares of the tiers and without: hits, counted.
 
-One tenant asks for a few prefixes again and again, each time with an end of its own. Between two of its requests the
-other sends prompts that nobody has sent before; `repeats` of each, one after the other, so that they look hot as well.
+    Flood      one tenant asks for a few prefixes again and again; between two of its requests another one sends prompts
+               that nobody has sent before, `repeats` of each one after the other, so that they look hot as well
+    Visitors   three tenants ask for prefixes that fill the cache; others come once, send a few prompts and go
+
 There is no engine and no time in it: requests run one by one through the classes of a worker.
 """
 
@@ -9,6 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Protocol
 
 from benchmarks.prefix_cache.replay import RECIPES, Replay
 from cluster_core.engine_jobs import TenantShare
@@ -16,13 +19,26 @@ from cluster_sim.workloads.traces import TraceRequest
 
 BLOCK_TOKENS = 16
 HOT, FLOODING = TenantShare("hot"), TenantShare("flooding")
+_REGULARS = tuple(TenantShare(f"regular {number}") for number in range(3))
+_PROMPTS_OF_A_VISITOR = 10
+
+
+class Scene(Protocol):
+    """Sizes in blocks."""
+
+    @property
+    def device_blocks(self) -> int: ...
+
+    @property
+    def host_blocks(self) -> int: ...
+
+    def prompts(self, seed: int) -> Iterator[tuple[TenantShare, TraceRequest, bool]]:
+        """Whose, what, and whether its hits are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """Sizes in blocks."""
-
-    requests: int = 500
+    requests: int = 300
     prefixes: int = 8
     prefix_blocks: int = 32
     own_blocks: int = 8
@@ -32,32 +48,66 @@ class Flood:
     device_blocks: int = 1000
     host_blocks: int = 0
 
-    def prompts(self, seed: int) -> Iterator[tuple[TenantShare, TraceRequest]]:
+    def prompts(self, seed: int) -> Iterator[tuple[TenantShare, TraceRequest, bool]]:
         rng, numbers = random.Random(seed), count(1)
-        hot = [[next(numbers) for _ in range(self.prefix_blocks)] for _ in range(self.prefixes)]
+        hot = [_take(numbers, self.prefix_blocks) for _ in range(self.prefixes)]
         for _ in range(self.requests):
-            own = [next(numbers) for _ in range(self.own_blocks)]
-            yield HOT, _request([*rng.choice(hot), *own])
+            yield HOT, _request([*rng.choice(hot), *_take(numbers, self.own_blocks)]), True
             for _ in range(self.flood_prompts):
-                prompt = _request([next(numbers) for _ in range(self.prefix_blocks + self.own_blocks)])
+                prompt = _request(_take(numbers, self.prefix_blocks + self.own_blocks))
                 for _ in range(self.repeats):
-                    yield FLOODING, prompt
+                    yield FLOODING, prompt, False
 
 
-def hit_ratio(flood: Flood, policy: str, turnovers: int, seed: int = 0) -> float:
-    """Of the tokens of the first tenant's prompts, with shares that are kept for so many turnovers; 0: with none."""
+@dataclass(frozen=True, slots=True)
+class Visitors:
+    requests: int = 1200
+    # Of all requests, those of visitors.
+    share: float = 0.1
+    # Of each regular tenant.
+    prefixes: int = 10
+    prefix_blocks: int = 32
+    own_blocks: int = 8
+    device_blocks: int = 1000
+    host_blocks: int = 0
+
+    def prompts(self, seed: int) -> Iterator[tuple[TenantShare, TraceRequest, bool]]:
+        rng, numbers, visits = random.Random(seed), count(1), count()
+        hot = {tenant: [_take(numbers, self.prefix_blocks) for _ in range(self.prefixes)] for tenant in _REGULARS}
+        for _ in range(self.requests):
+            if rng.random() < self.share:
+                visitor = TenantShare(f"visitor {next(visits) // _PROMPTS_OF_A_VISITOR}")
+                yield visitor, _request(_take(numbers, self.prefix_blocks + self.own_blocks)), False
+            else:
+                tenant = rng.choice(_REGULARS)
+                yield tenant, _request([*rng.choice(hot[tenant]), *_take(numbers, self.own_blocks)]), True
+
+
+def hit_ratio(scene: Scene, policy: str, turnovers: int, seed: int = 0) -> float:
+    """Of the tokens of the prompts that count, with shares that are kept for so many turnovers; 0: with none."""
     recipe = RECIPES[policy]
     recipe = replace(recipe, settings=replace(recipe.settings, tenant_turnovers=turnovers))
-    cache = Replay(recipe.with_host_of(flood.host_blocks), flood.device_blocks, flood.host_blocks)
+    cache = Replay(recipe.with_host_of(scene.host_blocks), scene.device_blocks, scene.host_blocks)
     asked = hit = 0
-    for tenant, request in flood.prompts(seed):
+    for tenant, request, counts in scene.prompts(seed):
         found = cache.serve(request, BLOCK_TOKENS, tenant)
-        if tenant is HOT:
+        if counts:
             asked += request.input_tokens
             hit += found
     cache.tiers.check_invariants()
     return hit / asked
 
 
+def _take(numbers: Iterator[int], blocks: int) -> list[int]:
+    return [next(numbers) for _ in range(blocks)]
+
+
 def _request(hashes: list[int]) -> TraceRequest:
     return TraceRequest(0.0, len(hashes) * BLOCK_TOKENS, 1, tuple(hashes))
+
+
+if __name__ == "__main__":
+    for scene in (Flood(), Flood(repeats=3), Flood(repeats=3, host_blocks=1000), Visitors(), Visitors(share=0.4)):
+        for policy in ("rachis", "lru", "lfu", "2q", "hotprefix"):
+            without, shared = hit_ratio(scene, policy, 0), hit_ratio(scene, policy, 4)
+            print(f"{scene} {policy:9} {without:.3f} {shared:.3f}", flush=True)

@@ -1,11 +1,13 @@
 """Whose block leaves a tier next: of the tenant that has most for its weight, among those that claim room.
 
-A lazy heap of the tenants that claim room over an eviction order for each, and one order of all that nobody claims:
-    claimed      leaves of tenants that claim room (`kv_transfer.tiers.owners`)
+A lazy heap of the tenants that claim room, an order of eviction for each, and two that cut across them:
+    claimed      leaves of a tenant that claims room (`kv_transfer.tiers.owners`): its own order
     unclaimed    leaves of the others, which asked too long ago, and of nobody
-The claimed leaf that leaves next is the coldest of the tenant with most blocks for its weight; the colder of it and the
-coldest unclaimed one leaves. So a tenant fills what nobody else claims, gives it back block by block once others ask,
-and never has fewer for its weight than one at whose request it loses a block. Without tenants all is unclaimed.
+    unproven     leaves of all tenants that were asked for once only
+The tenant with most blocks for its weight gives its coldest leaf, or a colder unclaimed one goes. Before a leaf that
+was asked for again, an unproven one goes that is colder: room is no share of anybody's for what never comes again. So a
+tenant fills what nobody else claims, gives it back block by block once others ask, and keeps what it asks for again as
+long as another has more for its weight. Without tenants all is unclaimed.
 
 A tenant that has come to claim nothing takes its leaves along, which is once in as many blocks that come as lie in the
 tier: so an eviction costs O(log n) here as well.
@@ -16,7 +18,7 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-from kv_transfer.blocks import Tier
+from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.tiers.eviction_order import EvictionOrder
 from kv_transfer.tiers.eviction_policies import EvictionPolicy, Priority
 from kv_transfer.tiers.owners import Owner
@@ -28,16 +30,26 @@ _Entry = tuple[float, int, Owner]
 
 
 class EvictionShares:
-    """Of one tier of a tree. `is_referenced(id)`: whether anything but the tree holds this block or slot."""
+    """Of one tier of a tree. `is_referenced(id)`: whether anything but the tree holds this block or slot.
+
+    is_proven(hash): whether a block was asked for more than once.
+    """
 
     def __init__(
-        self, tree: RadixTree, tier: Tier, policy: EvictionPolicy, is_referenced: Callable[[int], bool]
+        self,
+        tree: RadixTree,
+        tier: Tier,
+        policy: EvictionPolicy,
+        is_referenced: Callable[[int], bool],
+        is_proven: Callable[[BlockHash], bool],
     ) -> None:
         self._tree = tree
         self._tier = tier
         self._policy = policy
         self._is_referenced = is_referenced
+        self._is_proven = is_proven
         self._unclaimed = EvictionOrder(tree, tier, policy, is_referenced, lambda node: not self._claims(node.owner))
+        self._unproven = EvictionOrder(tree, tier, policy, is_referenced, lambda node: not is_proven(node.hashes[-1]))
         # Of every tenant with blocks in the tier, whether it claims room or not.
         self._orders: dict[Owner, EvictionOrder] = {}
         # Of those that claim room and may have a leaf that may leave, at least what they have for their weight.
@@ -50,6 +62,7 @@ class EvictionShares:
         owner = node.owner
         if owner is not self._tree.owners.nobody:
             self._order_of(owner).became_leaf(node)
+            self._unproven.became_leaf(node)
             if self._claims(owner):
                 self._push(owner)
                 return
@@ -74,28 +87,25 @@ class EvictionShares:
     def coldest(self) -> Node | None:
         """The leaf whose tail leaves next. None: every one is referenced, or there is none."""
         self._let_idle_ones_go()
-        unclaimed, most = self._unclaimed.coldest(), self._with_most()
-        if most is None:
-            return unclaimed
-        claimed = self._orders[most].coldest()
-        if claimed is None or unclaimed is None:
-            return claimed or unclaimed
-        return min(unclaimed, claimed, key=self._place)
+        most = self._with_most()
+        coldest = [order.coldest() for order in self._giving(most)]
+        return min((each for each in coldest if each is not None), key=self._place, default=None)
 
     def leaves(self) -> list[tuple[Priority, Node]]:
         """The leaves that leave next while who has most stays the same, coldest first. O(n log n)."""
         self._let_idle_ones_go()
-        leaves, most = self._unclaimed.leaves(), self._with_most()
-        if most is not None:
-            leaves = sorted([*leaves, *self._orders[most].leaves()], key=lambda each: self._place(each[1]))
-        return leaves
+        most = self._with_most()
+        if most is None:
+            return self._unclaimed.leaves()
+        priorities = {node: priority for order in self._giving(most) for priority, node in order.leaves()}
+        return [(priorities[node], node) for node in sorted(priorities, key=self._place)]
 
-    def is_owed(self, owner: Owner, blocks: int) -> bool:
-        """Whether so many blocks more, and then one, are its share: it will have no more than who gives them, for its
-        weight."""
+    def is_owed(self, block_hash: BlockHash, owner: Owner, blocks: int) -> bool:
+        """Whether room for this block, after so many more of its owner's, is a share of the owner's: it will have no
+        more than who gives it, for its weight. Of a block that was asked for again."""
         self._let_idle_ones_go()
         most = self._with_most()
-        if most is None or most is owner or not self._claims(owner):
+        if most is None or most is owner or not self._claims(owner) or not self._is_proven(block_hash):
             return False
         tier = self._tier
         return (owner.blocks[tier] + blocks + 1) * most.weight <= (most.blocks[tier] - 1) * owner.weight
@@ -113,6 +123,7 @@ class EvictionShares:
 
     def check_invariants(self) -> None:
         self._unclaimed.check_invariants()
+        self._unproven.check_invariants()
         for owner, order in self._orders.items():
             assert owner in self._tree.owners, "an order of a tenant that is forgotten"
             order.check_invariants()
@@ -124,6 +135,15 @@ class EvictionShares:
 
     def _claims(self, owner: Owner) -> bool:
         return self._tree.owners.claims(owner, self._tier)
+
+    def _giving(self, most: Owner | None) -> list[EvictionOrder]:
+        """The orders of which the coldest leaf of all leaves next. most: who has most for its weight."""
+        if most is None:
+            return [self._unclaimed]
+        theirs = self._orders[most].coldest()
+        assert theirs is not None
+        giving = [self._unclaimed, self._orders[most]]
+        return [*giving, self._unproven] if self._is_proven(theirs.hashes[-1]) else giving
 
     def _place(self, node: Node) -> tuple[int, Priority]:
         group, priority = self._unclaimed.place(node)

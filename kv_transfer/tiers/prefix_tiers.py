@@ -58,8 +58,10 @@ class PrefixTiers:
         self.tracker = tracker
         self._rules = rules
         self._orders = {
-            Tier.DEVICE: EvictionShares(self.tree, Tier.DEVICE, policy, is_referenced),
-            Tier.HOST: EvictionShares(self.tree, Tier.HOST, policy, lambda slot: self.slots.count(slot) > 1),
+            Tier.DEVICE: EvictionShares(self.tree, Tier.DEVICE, policy, is_referenced, self._is_proven),
+            Tier.HOST: EvictionShares(
+                self.tree, Tier.HOST, policy, lambda slot: self.slots.count(slot) > 1, self._is_proven
+            ),
         }
         self._copying: dict[int, BlockHash] = {}
         self._promotions = Promotions(self.tree, policy, self.slots, self._orders[Tier.DEVICE], rules, self.counters)
@@ -271,6 +273,9 @@ class PrefixTiers:
         for order in self._orders.values():
             order.forget(owner)
 
+    def _is_proven(self, block_hash: BlockHash) -> bool:
+        return self.tracker.hotness(block_hash).frequency > 1
+
     def _became_leaf(self, node: Node, tier: Tier) -> None:
         self._orders[tier].became_leaf(node)
 
@@ -323,7 +328,7 @@ class PrefixTiers:
             coldest = order.coldest()
             if coldest is None:
                 return Refusal.HOST_LOCKED
-            if selective and not order.is_owed(owner, taken):
+            if selective and not order.is_owed(block_hash, owner, taken):
                 theirs = self.policy.priority(coldest.hashes[-1], len(coldest.hashes))
                 if theirs >= self.policy.priority(block_hash, length):
                     return Refusal.COLDER_THAN_HOST

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.prefix_cache.flood import BLOCK_TOKENS, FLOODING, HOT, Flood, hit_ratio
+from benchmarks.prefix_cache.flood import BLOCK_TOKENS, FLOODING, HOT, Flood, Visitors, hit_ratio
 from benchmarks.prefix_cache.replay import RECIPES, Replay
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers.eviction_shares import EvictionShares
 from tests.planting import planted
 
-SMALL = Flood(requests=40, prefixes=4, prefix_blocks=8, own_blocks=2, device_blocks=200, host_blocks=0)
+SMALL = Flood(requests=32, prefixes=4, prefix_blocks=8, own_blocks=2, device_blocks=200, host_blocks=0)
 # All but the first request for each prefix.
-MOST = (8 / 10) * (40 - 4) / 40
+MOST = (8 / 10) * (32 - 4) / 32
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "rachis", "hotprefix"])
+@pytest.mark.parametrize("policy", ["lru", "rachis"])
 def test_hot_prefixes_stay_beside_a_flood_of_prompts_that_look_as_hot(policy: str) -> None:
     flood = replace(SMALL, repeats=3)
     assert hit_ratio(flood, policy, 0) < 0.4 * MOST
@@ -28,6 +28,13 @@ def test_both_tiers_keep_a_share() -> None:
     assert hit_ratio(flood, "lru", 4) > 0.9 * MOST
 
 
+@pytest.mark.parametrize("turnovers", [1, 4, 1000])
+def test_tenants_that_come_once_do_not_drive_out_what_is_asked_for_again(turnovers: int) -> None:
+    """However long a share is kept: what was asked for once is no share."""
+    scene = Visitors(requests=200, share=0.3, prefixes=4, prefix_blocks=16, own_blocks=4, device_blocks=200)
+    assert hit_ratio(scene, "rachis", turnovers) >= hit_ratio(scene, "rachis", 0)
+
+
 def test_a_share_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, EvictionShares, "_with_most", lambda self: None)
     with pytest.raises(AssertionError):
@@ -36,7 +43,7 @@ def test_a_share_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_flood_fills_what_nobody_else_asks_for() -> None:
     cache = Replay(RECIPES["rachis"].with_host_of(0), SMALL.device_blocks, 0)
-    for tenant, request in SMALL.prompts(0):
+    for tenant, request, _ in SMALL.prompts(0):
         if tenant is FLOODING:
             cache.serve(request, BLOCK_TOKENS, tenant)
     (owner,) = {node.owner for node in cache.tiers.tree.runs(Tier.DEVICE)}
@@ -46,7 +53,7 @@ def test_a_flood_fills_what_nobody_else_asks_for() -> None:
 
 def test_what_a_tenant_gave_up_for_others_is_counted() -> None:
     cache = Replay(RECIPES["rachis"].with_host_of(0), SMALL.device_blocks, 0)
-    for tenant, request in SMALL.prompts(0):
+    for tenant, request, _ in SMALL.prompts(0):
         cache.serve(request, BLOCK_TOKENS, tenant)
     counters = cache.tiers.counters
     assert 0 < counters.evicted_device_for_others <= counters.evicted_device
