@@ -263,7 +263,10 @@ async def test_a_handler_that_nobody_guards_refuses(keyed: Keyed) -> None:
         def invocation_metadata(self) -> Metadata:
             return ()
 
-    with pytest.raises(Exception, match="a valid API key is needed"):
+        async def abort(self, code: grpc.StatusCode, sentence: str, trailing: object) -> None:
+            raise grpc.aio.AbortError(f"{code.name}: {sentence}")
+
+    with pytest.raises(grpc.aio.AbortError, match="UNAUTHENTICATED: a valid API key is needed"):
         await keyed.cluster.parts.router.GetIdentity(api.GetIdentityRequest(), Context())  # type: ignore[arg-type]
 
 
