@@ -48,7 +48,8 @@ class EvictionShares:
         self._policy = policy
         self._is_referenced = is_referenced
         self._is_proven = is_proven
-        self._unclaimed = EvictionOrder(tree, tier, policy, is_referenced, lambda node: not self._claims(node.owner))
+        self._claimants = claimants = tree.owners.claimants(tier)
+        self._unclaimed = EvictionOrder(tree, tier, policy, is_referenced, lambda node: node.owner not in claimants)
         self._unproven = EvictionOrder(tree, tier, policy, is_referenced, lambda node: not is_proven(node.hashes[-1]))
         # Of every tenant with blocks in the tier, whether it claims room or not.
         self._orders: dict[Owner, EvictionOrder] = {}
@@ -63,7 +64,7 @@ class EvictionShares:
         if owner is not self._tree.owners.nobody:
             self._order_of(owner).became_leaf(node)
             self._unproven.became_leaf(node)
-            if self._claims(owner):
+            if owner in self._claimants:
                 self._push(owner)
                 return
         self._unclaimed.became_leaf(node)
@@ -86,14 +87,14 @@ class EvictionShares:
 
     def coldest(self) -> Node | None:
         """The leaf whose tail leaves next. None: every one is referenced, or there is none."""
-        self._let_idle_ones_go()
         most = self._with_most()
+        if most is None:
+            return self._unclaimed.coldest()
         coldest = [order.coldest() for order in self._giving(most)]
         return min((each for each in coldest if each is not None), key=self._place, default=None)
 
     def leaves(self) -> list[tuple[Priority, Node]]:
         """The leaves that leave next while who has most stays the same, coldest first. O(n log n)."""
-        self._let_idle_ones_go()
         most = self._with_most()
         if most is None:
             return self._unclaimed.leaves()
@@ -103,16 +104,15 @@ class EvictionShares:
     def is_owed(self, block_hash: BlockHash, owner: Owner, blocks: int) -> bool:
         """Whether room for this block, after so many more of its owner's, is a share of the owner's: it will have no
         more than who gives it, for its weight. Of a block that was asked for again."""
-        self._let_idle_ones_go()
         most = self._with_most()
-        if most is None or most is owner or not self._claims(owner) or not self._is_proven(block_hash):
+        if most is None or most is owner or owner not in self._claimants or not self._is_proven(block_hash):
             return False
         tier = self._tier
         return (owner.blocks[tier] + blocks + 1) * most.weight <= (most.blocks[tier] - 1) * owner.weight
 
     def is_for_others(self, owner: Owner) -> bool:
         """Whether a block of this owner's leaves because it has most of those that claim room."""
-        return self._claims(owner) and self._tree.owners.claimants(self._tier) > 1
+        return owner in self._claimants and len(self._claimants) > 1
 
     def tail(self, node: Node) -> int:
         return self._unclaimed.tail(node)
@@ -130,16 +130,11 @@ class EvictionShares:
         assert self._queued.keys() <= self._orders.keys(), "a tenant without an order is asked for a leaf"
         assert len(self._heap) <= 4 * len(self._orders) + 65, "entries of tenants pile up"
         assert all(
-            -entry[0] >= owner.load(self._tier) for owner, entry in self._queued.items() if self._claims(owner)
+            -entry[0] >= owner.load(self._tier) for owner, entry in self._queued.items() if owner in self._claimants
         ), "a tenant has more than it stands for"
 
-    def _claims(self, owner: Owner) -> bool:
-        return self._tree.owners.claims(owner, self._tier)
-
-    def _giving(self, most: Owner | None) -> list[EvictionOrder]:
+    def _giving(self, most: Owner) -> list[EvictionOrder]:
         """The orders of which the coldest leaf of all leaves next. most: who has most for its weight."""
-        if most is None:
-            return [self._unclaimed]
         theirs = self._orders[most].coldest()
         assert theirs is not None
         giving = [self._unclaimed, self._orders[most]]
@@ -165,14 +160,17 @@ class EvictionShares:
 
     def _with_most(self) -> Owner | None:
         """The tenant that claims room and has most for its weight, of those with a leaf that may leave."""
+        if not self._orders:
+            return None
+        self._let_idle_ones_go()
         while self._heap:
             entry = self._heap[0]
             owner = entry[2]
             if self._queued.get(owner) is entry:
-                if -entry[0] > owner.load(self._tier) and self._claims(owner):
+                if owner in self._claimants and -entry[0] > owner.load(self._tier):
                     del self._queued[owner]
                     self._push(owner)
-                elif self._claims(owner) and self._orders[owner].coldest() is not None:
+                elif owner in self._claimants and self._orders[owner].coldest() is not None:
                     return owner
                 else:
                     # It comes back when it asks, or with the next leaf.

@@ -8,7 +8,7 @@ Time is counted in blocks that come, so that replays know it too. Who owns nothi
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from cluster_core.engine_jobs import TenantShare
 from kv_transfer.blocks import Tier
@@ -77,11 +77,9 @@ class Owners:
                 asked.move_to_end(owner)
         return owner
 
-    def claims(self, owner: Owner, tier: Tier) -> bool:
-        return owner in self._asked[tier]
-
-    def claimants(self, tier: Tier) -> int:
-        return len(self._asked[tier])
+    def claimants(self, tier: Tier) -> Collection[Owner]:
+        """Who claims room; it changes with time."""
+        return self._asked[tier].keys()
 
     def fallen_idle(self, tier: Tier, blocks: int) -> list[Owner]:
         """Who claims nothing from now on, for want of asking. blocks: that lie in the tier."""

@@ -36,6 +36,11 @@ def test_no_hit_and_no_hotness_crosses_tenants(trials: dict[str, Any]) -> None:
     assert trials["salts"] == {"other": 103, "same": 7, "raised_by_other": 0}
 
 
+def test_a_tenant_that_floods_the_device_leaves_the_others_what_they_ask_for_again(trials: dict[str, Any]) -> None:
+    """Three full blocks; without tenants the flood takes them."""
+    assert trials["shares"] == {"on_device": [3, 0], "same": True}
+
+
 def test_copies_that_fail_cost_nothing_but_themselves(trials: dict[str, Any]) -> None:
     told = trials["failing_copies"]
     assert told["failed"] > 0

@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, TiersSection
-from cluster_core.engine_jobs import EngineJob, SamplingSpec
+from cluster_core.engine_jobs import EngineJob, SamplingSpec, TenantShare
 from kv_transfer import vllm_private
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 
@@ -53,10 +53,16 @@ class Engine:
         self.tiers.accessed = noted
 
     def answer(
-        self, prompt: list[int], max_tokens: int = 4, *, reads_cache: bool = True, salt: str | None = None
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        *,
+        reads_cache: bool = True,
+        salt: str | None = None,
+        tenant: str = "",
     ) -> list[Any]:
         """Tokens and their log-probabilities; everything has ended afterwards, copies in the background too."""
-        self.start(prompt, max_tokens, reads_cache=reads_cache, salt=salt)
+        self.start(prompt, max_tokens, reads_cache=reads_cache, salt=salt, tenant=tenant)
         found: list[Any] = []
         for _ in range(_MOST_STEPS):
             if not self.scheduler.has_requests():
@@ -70,12 +76,18 @@ class Engine:
         return found
 
     def start(
-        self, prompt: list[int], max_tokens: int = 4, *, reads_cache: bool = True, salt: str | None = None
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        *,
+        reads_cache: bool = True,
+        salt: str | None = None,
+        tenant: str = "",
     ) -> None:
         from worker_runtime.vllm_conversion import sampling_params
 
         sampling = SamplingSpec(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=0)
-        params = sampling_params(EngineJob("", (), sampling), 1.0)
+        params = sampling_params(EngineJob("", (), sampling, tenant=TenantShare(tenant)), 1.0)
         params.skip_reading_prefix_cache = not reads_cache
         self._number += 1
         given: dict[str, Any] = {"prompt_token_ids": list(prompt)}
@@ -153,6 +165,21 @@ def salts(engine: Engine) -> dict[str, Any]:
     return {"other": other, "same": same, "raised_by_other": raised}
 
 
+def shares(engine: Engine) -> dict[str, Any]:
+    """A prompt of one tenant, asked for twice, beside many of another, asked for once; then the same of nobody."""
+    left, same = [], True
+    for seed, (tenant, other) in ((81, ("one", "two")), (82, ("", ""))):
+        prompt = tokens(100, seed)
+        answers = [engine.answer(prompt, tenant=tenant) for _ in range(2)]
+        hashes = engine.hashes
+        for number in range(8):
+            engine.answer(tokens(96, 10 * seed + number), 1, tenant=other)
+        left.append(len(engine.tiers.match(hashes).device))
+        answers += [engine.answer(prompt, tenant=tenant), engine.answer(prompt, reads_cache=False)]
+        same &= all(each == answers[0] for each in answers)
+    return {"on_device": left, "same": same}
+
+
 def failing_copies(engine: Engine) -> dict[str, Any]:
     """Copies in the background raise: nothing is lost but the copies."""
     from kv_transfer.host_memory.host_pool import HostPool
@@ -197,7 +224,7 @@ def _frequencies(engine: Engine) -> dict[Any, int]:
     return {each: tracker.hotness(each).frequency for each in list(tracker._near)}
 
 
-TRIALS = {each.__name__: each for each in (lesson, round_trip, salts, failing_copies, aborts, idle, reset)}
+TRIALS = {each.__name__: each for each in (lesson, round_trip, salts, shares, failing_copies, aborts, idle, reset)}
 
 
 def tier_trials(role: EngineRole) -> dict[str, Any]:

@@ -83,6 +83,25 @@ def test_a_flood_takes_none_of_the_blocks_of_who_has_less() -> None:
     assert forest.blocks() == {"small": 10, "flood": 90}
 
 
+def test_what_was_asked_for_once_goes_before_what_the_largest_has_asked_for_again() -> None:
+    forest = Forest()
+    for number in range(10):
+        forest.ask(number, TenantShare("visitor"))
+    for _ in range(2):
+        for number in range(10, 100):
+            forest.ask(number, TenantShare("regular"))
+    assert [forest.evict() for _ in range(11)] == [*["visitor"] * 10, "regular"]
+
+
+def test_what_the_largest_has_asked_for_once_goes_first() -> None:
+    forest = Forest()
+    for number in range(10):
+        forest.ask(number, TenantShare("small"))
+    for number in range(10, 100):
+        forest.ask(number, TenantShare("flood"))
+    assert {forest.evict() for _ in range(50)} == {"flood"}
+
+
 def test_who_asks_for_nothing_while_the_tier_is_filled_anew_so_often_keeps_nothing_against_others() -> None:
     forest = Forest(turnovers=2)
     for number in range(10):

@@ -295,23 +295,25 @@ INSERT, ADOPT = RadixTree.insert, RadixTree._adopt
 
 
 @pytest.mark.parametrize(
-    ("part", "name", "wrong"),
+    ("part", "name", "wrong", "first_seed"),
     [
-        (EvictionShares, "coldest", _coldest_of_all),
-        (EvictionShares, "asked", lambda self, owner: None),
-        (EvictionShares, "forget", lambda self, owner: None),
-        (EvictionShares, "_let_idle_ones_go", lambda self: None),
-        (EvictionShares, "is_owed", lambda self, block, owner, blocks: self._with_most() not in (None, owner)),
-        (EvictionShares, "_giving", lambda self, most: [self._unclaimed, *([self._orders[most]] if most else [])]),
-        (Owners, "fallen_idle", lambda self, tier, blocks: []),
-        (Owners, "claims", lambda self, owner, tier: owner is not self.nobody),
-        (Owner, "load", lambda self, tier: self.blocks[tier]),
-        (RadixTree, "_split", _split_of_nobody),
-        (RadixTree, "_replace_by_spare", _counted_again_when_a_spare_steps_in),
-        (RadixTree, "insert", _owner_lost_in_the_other_tier),
-        (RadixTree, "_adopt", _owner_changes_with_the_tier),
+        (EvictionShares, "coldest", _coldest_of_all, 0),
+        (EvictionShares, "asked", lambda self, owner: None, 0),
+        (EvictionShares, "forget", lambda self, owner: None, 0),
+        (EvictionShares, "_let_idle_ones_go", lambda self: None, 1),
+        (EvictionShares, "is_owed", lambda self, block, owner, blocks: self._with_most() not in (None, owner), 0),
+        (EvictionShares, "_giving", lambda self, most: [self._unclaimed, self._orders[most]], 31),
+        (Owners, "fallen_idle", lambda self, tier, blocks: [], 1),
+        (Owners, "claimants", lambda self, tier: self._by_id.values(), 1),
+        (Owner, "load", lambda self, tier: self.blocks[tier], 6),
+        (RadixTree, "_split", _split_of_nobody, 0),
+        (RadixTree, "_replace_by_spare", _counted_again_when_a_spare_steps_in, 2),
+        (RadixTree, "insert", _owner_lost_in_the_other_tier, 0),
+        (RadixTree, "_adopt", _owner_changes_with_the_tier, 0),
     ],
 )
-def test_machine_sees_planted_bugs(monkeypatch: pytest.MonkeyPatch, part: object, name: str, wrong: object) -> None:
+def test_machine_sees_planted_bugs(
+    monkeypatch: pytest.MonkeyPatch, part: object, name: str, wrong: object, first_seed: int
+) -> None:
     planted(monkeypatch, part, name, wrong)
-    expect_noticed(SharesMachine)
+    expect_noticed(SharesMachine, first_seed=first_seed)
