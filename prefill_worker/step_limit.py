@@ -5,8 +5,8 @@ Any step costs something, whatever is in it, and each token more. Where a step c
 engine's time is lost to short steps.
 
 The two costs are told apart by steps of two sizes: those that were measured last, and those before them that had half
-as many tokens again, or as many less. Until there are such, all counts as the tokens' cost, and the limit comes down
-until there are. What was measured of another size may be long out of date; then the limit moves in a wrong direction,
+as many tokens again, or as many less. Until there are such, all counts as the tokens' cost, and the limit is halved,
+which makes them. What was measured of another size may be long out of date; then the limit moves in a wrong direction,
 once, which measures a size anew. By each measurement it is doubled or halved at most.
 
     steps with at least half the limit     the limit becomes what fits by both costs
@@ -65,9 +65,11 @@ class StepLimit:
 
     def measured(self, tokens: float, seconds: float) -> None:
         """Steps took so long, and had so many tokens, in the mean."""
-        self._tell_apart(self._noted(tokens, seconds))
+        are_told_apart = self._tell_apart(self._noted(tokens, seconds))
         most_s = max(TURN_STEP_S, TIMES_FIXED * self.fixed_s)
         fits = (most_s - self.fixed_s) / self.s_per_token if self.s_per_token else inf
+        if not are_told_apart:
+            fits = min(fits, tokens / 2)
         if tokens >= self.tokens / 2:
             self.tokens = min(max(fits, self.tokens / 2), 2 * tokens)
         elif seconds > most_s:
@@ -84,11 +86,12 @@ class StepLimit:
             size.add(tokens, seconds, self._measured)
         return size
 
-    def _tell_apart(self, last: _Size) -> None:
+    def _tell_apart(self, last: _Size) -> bool:
+        """False: there is one size alone."""
         others = [each for each in self._sizes.values() if _are_apart(each.tokens, last.tokens)]
         self.fixed_s, self.s_per_token = 0.0, last.seconds / last.tokens
         if not others:
-            return
+            return False
         other = max(others, key=lambda each: each.number)
         slope = (last.seconds - other.seconds) / (last.tokens - other.tokens)
         fixed_s = last.seconds - slope * last.tokens
@@ -96,6 +99,7 @@ class StepLimit:
             self.fixed_s, self.s_per_token = min(last.seconds, other.seconds), 0.0
         elif fixed_s > 0:
             self.fixed_s, self.s_per_token = fixed_s, slope
+        return True
 
 
 def _are_apart(one: float, other: float) -> bool:
