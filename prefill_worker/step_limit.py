@@ -1,8 +1,8 @@
 """How many tokens a step has while tenants take turns: what the engine computes in `TURN_STEP_S`. Pure.
 
-Any step costs something, whatever is in it, and each token more. Where a step costs 25 ms by itself, one that ends after
-25 ms has no tokens at all: so a step may take `TIMES_FIXED` times what any step costs, and no more than a quarter of the
-engine's time is lost to short steps.
+Any step costs something, whatever is in it, and each token more. Where a step costs 25 ms by itself, one that ends
+after 25 ms has no tokens at all: so a step may take `TIMES_FIXED` times what any step costs, and no more than a quarter
+of the engine's time is lost to short steps.
 
 The two costs are told apart by steps of two sizes: those that were measured last, and those before them that had half
 as many tokens again, or as many less. Until there are such, all counts as the tokens' cost, and the limit is halved,

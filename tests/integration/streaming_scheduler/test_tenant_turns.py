@@ -305,6 +305,7 @@ def test_mixed_traffic_keeps_most_of_the_engine_whatever_any_step_costs(
         clock.advance(step_s + output.total_num_scheduled_tokens / 40_000)
         return carry_out(output)
 
+    # A step takes time, by what is in it.
     engine.runner.step = step  # type: ignore[method-assign]
     engine.add("warm", [0], 2)
     engine.drain()

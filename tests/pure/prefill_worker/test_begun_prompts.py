@@ -10,6 +10,7 @@ from cluster_core.tenant_shares import Claimant
 from prefill_worker.planning import plan_step
 from prefill_worker.policies import Contender, Tenure
 from prefill_worker.prompt_turns import PromptTurns
+from tests.planting import planted
 
 BLOCK = 16
 A, B = TenantShare("a"), TenantShare("b")
@@ -42,6 +43,19 @@ def test_nothing_is_kept_where_one_tenant_is_alone(whose: TenantShare) -> None:
     other_priority.priority = 1
     assert begun(contender("begun", 96, 2, whose), other_priority) == []
     assert begun(contender("begun", 96, 2, whose), contender("new", 96, 0, B)) == ["begun"]
+
+
+def test_blocks_that_are_kept_from_ones_own_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def granted() -> list[str]:
+        turns, old, new = PromptTurns(), contender("old", 96, 2), contender("new", 96)
+        ordered = turns.order([new, old])
+        plan = plan_step(ordered, 1000, 10, 9, BLOCK, begun=turns.begun(ordered))
+        return names([grant.contender for grant in plan.grants])
+
+    assert granted() == ["new"], "the policy's order, which puts it first"
+    # A planted bug: it does not matter how many tenants are there.
+    planted(monkeypatch, PromptTurns, "begun", lambda self, by_policy: [each for each in by_policy if each.held_blocks])
+    assert granted() == ["old"]
 
 
 def test_who_waits_for_one_token_needs_what_it_holds_as_well() -> None:
