@@ -76,7 +76,7 @@ class StreamingMixin(TwoPhase):
                 output = self._schedule_in_two_phases(lambda: super(StreamingMixin, self).schedule(throttle_prefills))
         else:
             output = super().schedule(throttle_prefills)
-            self._note_unplanned(output.total_num_scheduled_tokens)
+            self._note_unplanned(output.num_scheduled_tokens)
         self._speed.began(output, output.total_num_scheduled_tokens, now_s)
         return output
 

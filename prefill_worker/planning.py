@@ -74,18 +74,19 @@ class _Room:
 
 
 class _Kept:
-    """What those that have begun need to end, as far as all of it fits. What still takes input may need it for ever: it
-    keeps nothing against a prompt that is whole."""
+    """What those that have begun need to end, as far as all of it fits. What still takes input is no exception while it
+    has tokens to compute: it would be computed again and again beside whole prompts of others, which always come. Once
+    it has none it has begun nothing, and anybody takes its blocks."""
 
     def __init__(self, begun: Sequence[Contender], room: _Room, block_size: int) -> None:
         self._blocks: dict[str, int] = {}
-        # By priority, and whether they are whole.
-        self._needed: Counter[tuple[int, bool]] = Counter()
+        # By priority.
+        self._needed: Counter[int] = Counter()
         for each in begun:
             blocks = _charged_blocks(each, block_size)
             if room.has(each, blocks):
                 self._blocks[each.request_id] = room.charge(each, blocks)
-                self._needed[each.priority, each.complete] += self._blocks[each.request_id]
+                self._needed[each.priority] += self._blocks[each.request_id]
 
     @property
     def names(self) -> Collection[str]:
@@ -95,15 +96,11 @@ class _Kept:
         """Blocks that this one may not take."""
         if not self._blocks or each.request_id in self._blocks:
             return 0
-        return sum(
-            blocks
-            for (priority, complete), blocks in self._needed.items()
-            if priority <= each.priority and (complete or not each.complete)
-        )
+        return sum(blocks for priority, blocks in self._needed.items() if priority <= each.priority)
 
     def granted(self, each: Contender) -> None:
         """It is charged for itself from now on."""
-        self._needed[each.priority, each.complete] -= self._blocks.pop(each.request_id, 0)
+        self._needed[each.priority] -= self._blocks.pop(each.request_id, 0)
 
 
 def plan_step(

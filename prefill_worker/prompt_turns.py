@@ -8,7 +8,8 @@ Turns are of steps, and a prompt may need many. While tenants take turns what ha
 newcomers of its own priority: two prompts that do not fit together would take them from each other for ever.
 
 While requests of several tenants or priorities are here, and for `LATELY_S` after that, steps are short: whoever comes
-next waits for the one that runs. One token is no turn: it is a decode's, or what a pull leaves.
+next waits for the one that runs. One token is no turn: it is a decode's, or what a pull leaves. Nor is what a request
+computes that has begun to answer, however much that is.
 """
 
 from collections import Counter
@@ -35,7 +36,7 @@ class PromptTurns:
 
     def order(self, by_policy: Sequence[Contender]) -> list[Contender]:
         """By priority, tenant, and then as it is given. A step begins."""
-        self._come({_whose(each): each.tenant.part for each in by_policy if each.remaining_tokens > 1})
+        self._come({_whose(each): each.tenant.part for each in by_policy if _has_turn(each)})
         ordered = list(by_policy)
         if len({each.tenant.tenant_id for each in by_policy}) > 1:
             ordered.sort(key=self._start)
@@ -43,10 +44,11 @@ class PromptTurns:
 
     def begun(self, by_policy: Sequence[Contender]) -> list[Contender]:
         """Of those given to `order`, what keeps its blocks, as far as they fit together; who comes first, first."""
+        # Also who waits for one token: it has no turn, and needs what it holds.
+        waiting = {_whose(each) for each in by_policy if each.remaining_tokens and not each.decodes}
+        tenants = Counter(whose.priority for whose in waiting)
         begun = [
-            each
-            for each in by_policy
-            if each.held_blocks and each.remaining_tokens and self._shares.count(each.priority) > 1
+            each for each in by_policy if each.held_blocks and each.remaining_tokens and tenants[each.priority] > 1
         ]
         return by_priority(begun)
 
@@ -55,7 +57,7 @@ class PromptTurns:
         had, self._kept_waiting = Counter[Claimant](), set()
         for each in contenders:
             whose, computed = _whose(each), tokens.get(each.request_id, 0)
-            if whose not in self._weights:
+            if whose not in self._weights or each.decodes:
                 continue
             had[whose] += computed
             if each.remaining_tokens - computed > 1:
@@ -63,10 +65,11 @@ class PromptTurns:
         self._charge(had)
 
     def computed_alone(self, whose: Claimant, weight: float, tokens: int) -> None:
-        """A step without a plan, of the only one who is here."""
-        self._come({whose: weight})
-        self._kept_waiting = {whose}
-        self._charge({whose: tokens})
+        """A step without a plan, of the only one who is here. tokens: of prompts; without any it has no turn."""
+        weights = {whose: weight} if tokens else {}
+        self._come(weights)
+        self._kept_waiting = set(weights)
+        self._charge(dict.fromkeys(weights, tokens))
 
     def check_invariants(self) -> None:
         self._shares.check_invariants()
@@ -91,6 +94,10 @@ class PromptTurns:
 
 def _whose(each: Contender) -> Claimant:
     return Claimant(each.priority, each.tenant.tenant_id)
+
+
+def _has_turn(each: Contender) -> bool:
+    return each.remaining_tokens > 1 and not each.decodes
 
 
 class Mix:

@@ -7,12 +7,12 @@ together until they have taken `MEASURED_S`, with what lies between them.
 
 import math
 
+from prefill_worker.step_limit import StepLimit
+
 # Of the engine's speed, that a prompt earns while it waits.
 AGEING = 0.5
 # What a step computes that is to be short, but for what any step costs.
 SHORT_STEP_S = 0.05
-# Likewise, while several tenants or priorities take turns.
-TURN_STEP_S = 0.025
 # Steps are measured together until they have taken so long.
 MEASURED_S = 0.05
 # What is left of the fastest with each slower measurement of longer steps: about the last thousand count.
@@ -31,7 +31,9 @@ class StepSpeed:
         # Of the steps that are measured together: what they took, their tokens, and those of the smallest.
         self._took_s = 0.0
         self._tokens = 0
+        self._steps = 0
         self._fewest: float = math.inf
+        self._limit = StepLimit()
 
     @property
     def short_step_tokens(self) -> float:
@@ -40,8 +42,8 @@ class StepSpeed:
 
     @property
     def turn_step_tokens(self) -> float:
-        """Likewise."""
-        return self.tokens_per_s * TURN_STEP_S or math.inf
+        """While several tenants or priorities take turns; likewise."""
+        return self._limit.tokens
 
     def left_tokens(self, remaining_tokens: int, waited_s: float) -> float:
         """What is left of a prompt, less what its wait has earned: `AGEING` of what the engine computes meanwhile. By
@@ -73,14 +75,19 @@ class StepSpeed:
             return
         self._took_s += seconds
         self._tokens += tokens
+        self._steps += 1
         self._fewest = min(self._fewest, tokens)
         if self._took_s >= MEASURED_S:
+            self._limit.measured(self._tokens / self._steps, self._took_s / self._steps)
             self._found(self._fewest, self._tokens / self._took_s)
-            self._took_s, self._tokens, self._fewest = 0.0, 0, math.inf
+            self._took_s, self._tokens, self._steps, self._fewest = 0.0, 0, 0, math.inf
 
     def _found(self, fewest_tokens: float, tokens_per_s: float) -> None:
-        """Short steps make nothing slower: the next ones would be shorter still, and slower for that."""
+        """Short steps make nothing slower: the next ones would be shorter still, and slower for that. But no engine is
+        faster than its tokens alone: what has become slower is found in short steps, too."""
         if tokens_per_s > self.tokens_per_s:
             self.tokens_per_s = tokens_per_s
+        elif self.tokens_per_s > self._limit.most_per_s:
+            self.tokens_per_s = max(self.tokens_per_s * _KEEP, self._limit.most_per_s)
         elif fewest_tokens > self.short_step_tokens:
             self.tokens_per_s = max(self.tokens_per_s * _KEEP, tokens_per_s)

@@ -4,7 +4,7 @@ It knows whose requests are here, says whether steps are planned for that, and m
 for models whose prompts can be gone on from, or cut off, as sessions need it: of others vLLM's order is kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ class TurnTaking(_Scheduler):
     """Mixin over `Scheduler` and `AsyncScheduler`."""
 
     running: list[Any]
+    requests: dict[str, Any]
     max_num_scheduled_tokens: int
     _speed: StepSpeed
     _turns: PromptTurns
@@ -69,7 +70,11 @@ class TurnTaking(_Scheduler):
         """How many have begun to answer, and need a token of the step."""
         return sum(bool(request.num_output_tokens) for request in self.running)
 
-    def _note_unplanned(self, tokens: int) -> None:
-        """A step of vLLM's own computed so many."""
+    def _note_unplanned(self, tokens: Mapping[str, int]) -> None:
+        """A step of vLLM's own computed so many, by the name of a request."""
         if self._mix.alone is not None:
-            self._turns.computed_alone(*self._mix.alone, tokens)
+            of_prompts = sum(count for name, count in tokens.items() if count > 1 and not self._answers(name))
+            self._turns.computed_alone(*self._mix.alone, of_prompts)
+
+    def _answers(self, name: str) -> bool:
+        return bool(self.requests[name].num_output_tokens)

@@ -30,6 +30,7 @@ from kv_transfer import vllm_private
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers import tiered_scheduling
 from prefill_worker import scheduler_settings
+from prefill_worker.step_limit import TURN_STEP_S
 from prefill_worker.step_speed import StepSpeed
 from prefill_worker.streaming_request import LOADING, PARKED
 from prefill_worker.two_phase import TwoPhase
@@ -244,6 +245,10 @@ class KnownSpeed(StepSpeed):
     def __init__(self, tokens_per_s: float = 100.0) -> None:
         super().__init__()
         self.tokens_per_s = tokens_per_s
+
+    @property
+    def turn_step_tokens(self) -> float:
+        return self.tokens_per_s * TURN_STEP_S
 
     def began(self, step: object, tokens: int, now_s: float) -> None:
         return

@@ -80,3 +80,21 @@ def test_none_gets_far_ahead_in_the_batch(make_engine: MakeEngine) -> None:
     engine.drain()
     assert begun(engine).index("few") <= 7
     assert len(engine.answers) == 21
+
+
+def test_what_decodes_is_charged_to_no_prompts_of_its_tenant(make_engine: MakeEngine) -> None:
+    """Who decodes much has its prompts as early as others."""
+    engine = make_engine(token_budget=96, places=40, blocks=900)
+    for number in range(24):
+        engine.add(f"decodes {number}", text(f"d{number}", 1)[:4], 300, tenant=A)
+    until(engine, lambda: len(begun(engine)) == 24)
+    had, number = {"a": 0, "b": 0}, 0
+    for _ in range(60):
+        for tenant, share in (("a", A), ("b", B)):
+            while sum(name[0] == tenant and name not in begun(engine) for name in engine.scheduler.requests) < 2:
+                number += 1
+                engine.add(f"{tenant}{number}", text(f"{tenant}{number}", 20), 1, tenant=share)
+        for name, tokens in next_step(engine).items():
+            if name[0] in had:
+                had[name[0]] += tokens
+    assert abs(had["a"] - had["b"]) <= 4 * 96

@@ -263,3 +263,56 @@ def _steps_of_who_came_late(make_engine: MakeEngine) -> int:
         engine.turn()
     flood(engine, B, 6, tokens=150)
     return sum(scheduled_next(engine)[0][0] == "b" for _ in range(12))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("tenants", [2, 10])
+def test_a_session_is_computed_once_beside_floods_of_whole_prompts_where_memory_is_short(
+    make_engine: MakeEngine, clock: SteppedClock, policy: str, tenants: int
+) -> None:
+    """It was once computed for ever: each tenant's next prompt took its blocks."""
+    engine = make_engine(
+        policy=policy, preemption="recompute", token_budget=24, blocks=26, places=16, starvation_s=0.2, host_slots=0,
+        tiers=False,
+    )  # fmt: skip
+    engine.open("session", text("session", 300), tenant=A)
+    number = 0
+    for _ in range(600):
+        present = {name.partition(".")[0] for name in engine.scheduler.requests}
+        for tenant in range(tenants):
+            if f"t{tenant}" not in present:
+                number += 1
+                name = f"t{tenant}.{number}"
+                engine.add(name, text(name, 150), tenant=TenantShare(f"t{tenant}"))
+        engine.turn()
+        clock.advance(0.01)
+        if engine.scheduler.requests["session"].num_computed_tokens >= 299:
+            break
+    computed = sum(output.num_scheduled_tokens.get("session", 0) for output in engine.outputs)
+    assert computed == 299, "it is held back by a token while it takes input"
+
+
+@pytest.mark.parametrize("step_s", [0.005, 0.010, 0.020, 0.030])
+@pytest.mark.parametrize("mixed", ["tenants", "priorities"])
+def test_mixed_traffic_keeps_most_of_the_engine_whatever_any_step_costs(
+    make_engine: MakeEngine, clock: SteppedClock, mixed: str, step_s: float
+) -> None:
+    """After a warm-up by prompts of one token, whose steps say nothing of what tokens cost."""
+    engine = make_engine(token_budget=2048, blocks=4000, places=32)
+    carry_out = engine.runner.step
+
+    def step(output: Any) -> Any:
+        clock.advance(step_s + output.total_num_scheduled_tokens / 40_000)
+        return carry_out(output)
+
+    # A step takes time, by what is in it.
+    engine.runner.step = step  # type: ignore[method-assign]
+    engine.add("warm", [0], 2)
+    engine.drain()
+    began_s = clock.now_s
+    for number in range(40):
+        its: dict[str, Any] = {"tenant": (A, B)[number % 2]} if mixed == "tenants" else {"priority": number % 2}
+        engine.add(str(number), text(number, 1000), **its)
+    engine.drain()
+    alone_s = 40_000 / 2048 * step_s + 1.0
+    assert clock.now_s - began_s <= alone_s / 0.75

@@ -220,7 +220,7 @@ def test_one_tenant_has_the_order_of_the_policy() -> None:
     engine = Engine(policy=mcps)
     engine.add("a.1", 100)
     engine.add("a.2", 200)
-    engine.prompts[1].computed = 50
+    engine.prompts[1].computed, engine.prompts[1].held_blocks = 50, 4
     contenders = [engine.contender(prompt, index) for index, prompt in enumerate(engine.prompts)]
     by_policy = mcps(contenders, 0.0)
     assert turns.order(by_policy) == by_policy
@@ -319,19 +319,6 @@ def test_what_cannot_be_taken_keeps_what_it_will_need_as_well() -> None:
     assert [each.contender for each in plan.grants] == [begun]
     plan = plan_step([newcomer, begun], 1000, 12, 9, BLOCK, begun=[begun])
     assert [each.contender for each in plan.grants] == [newcomer, begun]
-
-
-def test_what_still_takes_input_keeps_nothing_against_a_prompt_that_is_whole() -> None:
-    def contender(name: str, held: int, *, complete: bool) -> Contender:
-        made = Contender(name, complete, 0.0, 0.0, inf, held * BLOCK, Tenure.RUNNING, 0)
-        made.remaining_tokens, made.known_tokens, made.held_blocks = (6 - held) * BLOCK, 6 * BLOCK, held
-        return made
-
-    session = contender("session", 2, complete=False)
-    for complete, first in ((True, "new"), (False, "session")):
-        newcomer = contender("new", 0, complete=complete)
-        plan = plan_step([newcomer, session], 1000, 10, 9, BLOCK, begun=[session])
-        assert [each.contender.request_id for each in plan.grants] == [first]
 
 
 # Who is here.
