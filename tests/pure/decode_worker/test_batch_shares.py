@@ -66,7 +66,7 @@ class Backlog:
 
 def beyond_slack(tried: Backlog, steps: int, *, by_arrival: bool = False) -> float:
     """By how much two tenants that both wait differ at most, beyond the slack and a request of each."""
-    worst = -SLACK_TOKENS * 10.0
+    worst = -SLACK_TOKENS * 1000.0
     for _ in range(20):
         for tenant in tried.weight_of:
             tried.come(tenant)
@@ -75,7 +75,8 @@ def beyond_slack(tried: Backlog, steps: int, *, by_arrival: bool = False) -> flo
             tried.come(name.partition(".")[0])
         for one, other in ((a, b) for a in tried.had for b in tried.had if a != b):
             ahead = tried.had[one] - tried.had[other]
-            worst = max(worst, ahead - SLACK_TOKENS - tried.most(one) - tried.most(other))
+            slack = SLACK_TOKENS / (tried.weight_of[one] or 1.0)
+            worst = max(worst, ahead - slack - tried.most(one) - tried.most(other))
     return worst
 
 
