@@ -9,7 +9,6 @@ before none that came earlier. It joins again for as many tokens as before.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from itertools import islice
 
 from cluster_core.tenant_shares import LEAST_TOKENS, Claimant, TenantShares
 from decode_worker.batch_lines import Line, Lines, merged

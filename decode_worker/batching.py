@@ -252,7 +252,6 @@ class Batching:
         return min(candidates, key=lambda each: each.missing_chunks, default=behind)
 
     def _chosen(self, best: Candidate, member: Member, plan: Plan, now_s: float, reason: Reason) -> Joining | None:
-        """Who joins, if not the best: by this reason where the policy says so."""
         size = len(self._batch) + len(plan.joining)
         if not self.tree.active_requests:
             first = self._new_lead(member.priority)
