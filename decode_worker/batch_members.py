@@ -26,7 +26,7 @@ class Reason(Enum):
     OVERDUE = "overdue"
     # Nothing ran.
     IDLE = "idle"
-    # Its tenant was furthest behind, and the one chosen too far ahead.
+    # Another one would have been chosen, whose tenant is too far ahead.
     SHARE = "share"
 
 
@@ -39,6 +39,27 @@ class Cause(Enum):
     HELD = "held"
     # Its prefix is on its way to the device.
     PREFIX = "prefix"
+    # Its tenant is too far ahead of another one that waits.
+    SHARE = "share"
+
+
+@dataclass(slots=True, eq=False)
+class Standing:
+    """Of a tenant, among those that wait with its priority. held: how many of it the policy would be said to hold."""
+
+    is_in_turn: bool = True
+    held: int = 0
+    # Seconds out of turn, up to when it last changed.
+    _out_s: float = 0.0
+    _since_s: float = 0.0
+
+    def out_until(self, now_s: float) -> float:
+        """How long it has been out of turn since it waits."""
+        return self._out_s if self.is_in_turn else self._out_s + now_s - self._since_s
+
+    def turn(self, now_s: float) -> None:
+        """It is out of turn where it was in turn, or in turn again."""
+        self._out_s, self._since_s, self.is_in_turn = self.out_until(now_s), now_s, not self.is_in_turn
 
 
 @dataclass(slots=True, eq=False)
@@ -64,12 +85,27 @@ class Member:
     # Of its prompt.
     tokens: int = 0
     tenant: TenantShare = NOBODY
+    # That of its tenant; None until it waits.
+    standing: Standing | None = None
+    # For how long it was out of turn between its turn and its admission, or the first time that it was refused; less
+    # what its standing had then until that is known.
+    out_of_turn_s: float = 0.0
 
     @property
     def cause(self) -> Cause:
+        return Cause.PREFIX if self.prefix_since_s is not None else self.held_by
+
+    @property
+    def held_by(self) -> Cause:
+        """The cause, but for a prefix."""
+        if self.turn_s == inf or self.refused_s < inf:
+            return Cause.CAPACITY
+        return Cause.HELD if self.standing is None or self.standing.is_in_turn else Cause.SHARE
+
+    def waits_for_prefix_no_more(self, now_s: float) -> None:
         if self.prefix_since_s is not None:
-            return Cause.PREFIX
-        return Cause.HELD if self.turn_s < inf and self.refused_s == inf else Cause.CAPACITY
+            self.prefix_s += now_s - self.prefix_since_s
+            self.prefix_since_s = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +167,17 @@ class BatchingCounters:
     # Of the last ones.
     recently_held_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     decisions: int = 0
+
+    def joined(self, joining: Joining, now_s: float) -> None:
+        member = joining.member
+        since_turn_s = max(0.0, min(now_s, member.refused_s) - member.turn_s - member.prefix_s)
+        share_s = min(max(0.0, member.out_of_turn_s), since_turn_s)
+        held_s = since_turn_s - share_s
+        self.wait_s[Cause.PREFIX] += member.prefix_s
+        self.wait_s[Cause.SHARE] += share_s
+        self.wait_s[Cause.HELD] += held_s
+        self.wait_s[Cause.CAPACITY] += max(0.0, now_s - member.arrived_s - since_turn_s - member.prefix_s)
+        self.longest_held_s = max(self.longest_held_s, held_s)
+        self.recently_held_s.append(held_s)
+        self.admissions[joining.reason] += 1
+        self.lost_chunks += joining.loss_chunks

@@ -94,7 +94,12 @@ class BatchScheduling(_Scheduler):
             # In order of arrival.
             return
         policy = POLICIES[settings.policy](PolicySettings(), Random(self.vllm_config.model_config.seed))
-        self.batching = Batching(policy, settings.wait_bound_s, lambda chunk: vllm_private.is_cached(self, chunk))
+        self.batching = Batching(
+            policy,
+            settings.wait_bound_s,
+            lambda chunk: vllm_private.is_cached(self, chunk),
+            slack_tokens=settings.slack_tokens,
+        )
         self._rewards = RewardLedger(policy) if policy.dump() is not None else None
         if settings.policy_folder is not None and policy.dump() is not None:
             self._policy_file = PolicyFile(Path(settings.policy_folder), policy.name, self._made_for())

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from decode_worker.batch_shares import SLACK_TOKENS
+
 KEY = "rachis_decode"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Meaning and defaults are those of `cluster_configs.schema.DecodeSection`."""
+    """Meaning and defaults are those of `cluster_configs.schema.DecodeSection`; slack_tokens is not configured."""
 
     policy: str = "heuristic"
     chunk_tokens: int = 64
@@ -21,6 +23,7 @@ class BatchSettings:
     fallback_s: float = 60.0
     policy_folder: str | None = None
     save_interval_s: float = 60.0
+    slack_tokens: int = SLACK_TOKENS
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "BatchSettings":

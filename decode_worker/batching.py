@@ -16,14 +16,14 @@ Prefixes on their way. A request whose prefix another one is pulling waits for i
 """
 
 import heapq
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from math import inf
 
 from cluster_core.engine_jobs import NOBODY, TenantShare
 from decode_worker.batch_members import BatchingCounters, Cause, FormerLead, Joining, Member, Plan, Reason
-from decode_worker.batch_shares import BatchShares
+from decode_worker.batch_shares import SLACK_TOKENS, BatchShares
 from decode_worker.chunk_hashes import ChunkHash, common_chunks
 from decode_worker.chunked_hash_tree import Candidate, ChunkedHashTree
 from decode_worker.stop_policies import Action, BatchState, Decision, StopPolicy
@@ -37,7 +37,11 @@ class Batching:
     """is_resident: whether the KV of the chunk with this hash lies on the device."""
 
     def __init__(
-        self, policy: StopPolicy, wait_bound_s: float, is_resident: Callable[[ChunkHash], bool] = lambda chunk: True
+        self,
+        policy: StopPolicy,
+        wait_bound_s: float,
+        is_resident: Callable[[ChunkHash], bool] = lambda chunk: True,
+        slack_tokens: int = SLACK_TOKENS,
     ) -> None:
         self.policy = policy
         self.tree = ChunkedHashTree()
@@ -50,11 +54,10 @@ class Batching:
         self._batch: dict[str, Member] = {}
         self._loading: dict[str, Member] = {}
         self._priorities: Counter[int] = Counter()
-        self.turns = Turns(self._waiting, wait_bound_s)
-        self.shares = BatchShares()
+        self.shares = BatchShares(slack_tokens)
+        self.turns = Turns(self._waiting, wait_bound_s, self.shares.held, self.shares.held_no_more)
         # The one that waits for a prefix on its way, since the last plan.
         self._for_prefix: Member | None = None
-        self._waiting_priorities: Counter[int] = Counter()
         self._arrivals = 0
         self._lead_s = -inf
         # Before that no request can have been held for too long.
@@ -86,10 +89,13 @@ class Batching:
         return iter(self._batch.values())
 
     def waiting_by_cause(self) -> dict[Cause, int]:
-        waits, held_requests = self._for_prefix, self.turns.held
-        prefix = int(waits is not None)
-        held = len(held_requests) - (waits is not None and waits.request_id in held_requests)
-        return {Cause.CAPACITY: len(self._waiting) - held - prefix, Cause.HELD: held, Cause.PREFIX: prefix}
+        share, held, one = self.shares.held_out_of_turn, self.turns.held, self._for_prefix
+        number = dict.fromkeys(Cause, 0)
+        number |= {Cause.CAPACITY: len(self._waiting) - len(held), Cause.HELD: len(held) - share, Cause.SHARE: share}
+        if one is not None:
+            number[one.held_by] -= 1
+            number[Cause.PREFIX] = 1
+        return number
 
     def insert(
         self,
@@ -110,7 +116,6 @@ class Batching:
         member = Member(request_id, hashes, priority, self._arrivals, now_s, pulls=pulls, tokens=tokens, tenant=tenant)
         self._arrivals += 1
         self._waiting[request_id] = member
-        self._waiting_priorities[priority] += 1
         self._changed = True
         self.turns.arrived(member, now_s, deadline_s)
         self.shares.waits(member)
@@ -120,12 +125,15 @@ class Batching:
 
         by_arrival: in the order of priority and arrival, whatever prefix is shared.
         """
-        self._stop_waiting_for_prefix(now_s)
+        self.shares.at(now_s)
+        if self._for_prefix is not None:
+            self._for_prefix.waits_for_prefix_no_more(now_s)
+            self._for_prefix = None
         if by_arrival is not self._by_arrival:
             self._by_arrival = by_arrival
             self.tree.finish_all()
         plan = Plan(places)
-        first = deque(self._first_by_arrival(places)) if by_arrival else deque()
+        first = self._first_by_arrival(places) if by_arrival and not self.shares.are_several else None
         while len(plan.joining) < places and len(plan.joining) < len(self._waiting):
             joining = self._next_by_arrival(first) if by_arrival else self._next(plan, now_s)
             if joining is None:
@@ -142,6 +150,7 @@ class Batching:
 
     def settle(self, plan: Plan, admitted: Collection[str], loading: Collection[str], now_s: float) -> None:
         """What came of a plan: the others of it wait again. loading: of the admitted those whose KV is pulled."""
+        self.shares.at(now_s)
         for each in plan.joining:
             member = each.member
             self._planned.discard(member.request_id)
@@ -177,9 +186,8 @@ class Batching:
         self._return_to_tree(member)
         self._waiting[request_id] = member
         self._waiting.move_to_end(request_id, last=False)
-        self._waiting_priorities[member.priority] += 1
         self.turns.returned(member, now_s)
-        self.shares.returned(member)
+        self.shares.waits(member)
 
     def gone(self, request_id: str) -> bool:
         """A request has finished or was cancelled, wherever it was. False: it was not known."""
@@ -196,37 +204,54 @@ class Batching:
     # Which is next.
 
     def _first_by_arrival(self, most: int) -> Iterator[Member]:
-        most = len(self._waiting) if self.shares.are_several else most
-        if len(self._waiting_priorities) <= 1:
+        if self.shares.waiting_priorities <= 1:
             return islice(self._waiting.values(), most)
         return iter(heapq.nsmallest(most, self._waiting.values(), key=lambda each: each.priority))
 
-    def _next_by_arrival(self, first: deque[Member]) -> Joining:
-        """first: by priority and arrival; who has joined is taken out."""
-        while first[0].request_id in self._planned:
-            first.popleft()
-        if self.shares.is_in_turn(first[0]):
-            return Joining(first.popleft(), Reason.FCFS)
-        return Joining(self.shares.furthest_behind(first[0].priority), Reason.SHARE)
+    def _next_by_arrival(self, first: Iterator[Member] | None) -> Joining:
+        """first: by priority and arrival; None: several tenants wait."""
+        if first is not None:
+            return Joining(next(first), Reason.FCFS)
+        member = self.shares.first()
+        if self.shares.is_in_turn(member):
+            return Joining(member, Reason.FCFS)
+        return Joining(self.shares.furthest_behind(member.priority), Reason.SHARE)
 
     def _next(self, plan: Plan, now_s: float) -> Joining | None:
         """None: the batch stays as it is."""
         best = self.tree.find_best()
         if best is None:
             return None
-        member, overdue = self._waiting[best.request_id], self.turns.overdue(now_s, self._planned)
+        member, overdue = self._waiting[best.request_id], self._overdue(now_s)
         if overdue is not None and overdue.priority <= member.priority:
-            return self._overdue_joins(overdue, plan, now_s)
-        if not self.shares.is_in_turn(member):
-            return self._joins_anyway(self.shares.furthest_behind(member.priority), plan, now_s, Reason.SHARE)
-        joining = self._chosen(best, member, plan, now_s)
+            return self._joins_anyway(overdue, plan, now_s, Reason.OVERDUE)
+        if self.shares.is_in_turn(member):
+            joining = self._chosen(best, member, plan, now_s, Reason.POLICY)
+        else:
+            best = self._best_in_turn(member.priority)
+            joining = self._chosen(best, self._waiting[best.request_id], plan, now_s, Reason.SHARE)
         if joining is None and overdue is not None:
             # More urgent ones stay out: no other request wants the place.
             plan.stop = None
-            return self._overdue_joins(overdue, plan, now_s)
+            return self._joins_anyway(overdue, plan, now_s, Reason.OVERDUE)
         return joining
 
-    def _chosen(self, best: Candidate, member: Member, plan: Plan, now_s: float) -> Joining | None:
+    def _overdue(self, now_s: float) -> Member | None:
+        """In turn: where the first one is not, one of those in turn that wait longest."""
+        first = self.turns.overdue(now_s, self._planned)
+        if first is None or self.shares.is_in_turn(first):
+            return first
+        overdue = (each for each in self._longest() if each.due_s <= now_s)
+        return min(overdue, key=lambda each: (each.priority, each.due_s), default=None)
+
+    def _best_in_turn(self, priority: int) -> Candidate:
+        """Of those in turn that wait longest the one that shares most."""
+        longest = [each for each in self._longest() if each.priority == priority]
+        candidates = map(self.tree.candidate, [each.request_id for each in longest])
+        behind = self.tree.candidate(self.shares.furthest_behind(priority).request_id)
+        return min(candidates, key=lambda each: each.missing_chunks, default=behind)
+
+    def _chosen(self, best: Candidate, member: Member, plan: Plan, now_s: float, reason: Reason) -> Joining | None:
         size = len(self._batch) + len(plan.joining)
         if not self.tree.active_requests:
             first = self._new_lead(member.priority)
@@ -247,7 +272,7 @@ class Batching:
         if decision.action is Action.STOP:
             plan.stop = decision
             return None
-        return Joining(member, Reason.POLICY, loss, decision)
+        return Joining(member, reason, loss, decision)
 
     def _waits(self, member: Member, plan: Plan, now_s: float) -> Joining | None:
         """For a prefix on its way. Where nothing runs meanwhile, one that need not wait joins outside the cohort."""
@@ -257,11 +282,6 @@ class Batching:
             return None
         other = next((each for each in self._longest() if not self._waits_for_prefix(each, plan)), None)
         return Joining(other, Reason.IDLE, joins_cohort=False) if other is not None else None
-
-    def _overdue_joins(self, overdue: Member, plan: Plan, now_s: float) -> Joining:
-        if self.shares.is_in_turn(overdue):
-            return self._joins_anyway(overdue, plan, now_s, Reason.OVERDUE)
-        return self._joins_anyway(self.shares.furthest_behind(overdue.priority), plan, now_s, Reason.SHARE)
 
     def _joins_anyway(self, member: Member, plan: Plan, now_s: float, reason: Reason) -> Joining:
         """Whatever it shares; where it would spoil the tip, outside the cohort."""
@@ -282,9 +302,7 @@ class Batching:
     def _new_lead(self, priority: int) -> Member:
         """Of those that wait longest one whose prefix is on the device, then the one that brings most."""
         urgent = [each for each in self._longest() if each.priority == priority]
-        if not urgent:
-            return next(each for each in self._unplanned() if each.priority == priority)
-        return max(urgent, key=self._worth)
+        return max(urgent, key=self._worth) if urgent else self.shares.furthest_behind(priority)
 
     def _held_too_long(self, priority: int, now_s: float) -> Member | None:
         """One takes the lead because its prefix was held for its share of the bound: the bound by all prefixes."""
@@ -332,8 +350,9 @@ class Batching:
 
     def _unplanned(self) -> Iterator[Member]:
         """Of those in turn."""
-        unplanned = (each for each in self._waiting.values() if each.request_id not in self._planned)
-        return filter(self.shares.is_in_turn, unplanned)
+        if self.shares.are_several:
+            return self.shares.in_turn()
+        return (each for each in self._waiting.values() if each.request_id not in self._planned)
 
     def _longest(self) -> Iterator[Member]:
         return islice(self._unplanned(), _LEADS)
@@ -351,17 +370,10 @@ class Batching:
 
     def _join(self, joining: Joining, now_s: float) -> None:
         self._changed = True
-        member, counters = joining.member, self.counters
-        held_s = max(0.0, min(now_s, member.refused_s) - member.turn_s - member.prefix_s)
-        counters.wait_s[Cause.PREFIX] += member.prefix_s
-        counters.wait_s[Cause.HELD] += held_s
-        counters.wait_s[Cause.CAPACITY] += max(0.0, now_s - member.arrived_s - held_s - member.prefix_s)
-        counters.longest_held_s = max(counters.longest_held_s, held_s)
-        counters.recently_held_s.append(held_s)
-        counters.admissions[joining.reason] += 1
-        counters.lost_chunks += joining.loss_chunks
+        member = joining.member
         self.shares.joined(member)
         self._leave_queue(member)
+        self.counters.joined(joining, now_s)
         self._batch[member.request_id] = member
         self._priorities[member.priority] += 1
 
@@ -369,14 +381,15 @@ class Batching:
         del self._waiting[member.request_id]
         if self._for_prefix is member:
             self._for_prefix = None
-        _count_down(self._waiting_priorities, member.priority)
         self.turns.left(member)
         self.shares.left(member)
 
     def _leave_batch(self, request_id: str) -> Member:
         member = self._batch.pop(request_id)
         self._loading.pop(request_id, None)
-        _count_down(self._priorities, member.priority)
+        self._priorities[member.priority] -= 1
+        if not self._priorities[member.priority]:
+            del self._priorities[member.priority]
         return member
 
     def _return_to_tree(self, member: Member) -> None:
@@ -385,16 +398,3 @@ class Batching:
             self.tree.preempt(member.request_id)
         else:
             self.tree.insert(member.request_id, member.hashes, member.priority, member.arrival)
-
-    def _stop_waiting_for_prefix(self, now_s: float) -> None:
-        member = self._for_prefix
-        if member is not None and member.prefix_since_s is not None:
-            member.prefix_s += now_s - member.prefix_since_s
-            member.prefix_since_s = None
-        self._for_prefix = None
-
-
-def _count_down(counter: Counter[int], key: int) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]

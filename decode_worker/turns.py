@@ -7,7 +7,7 @@ Decision 0022 says why.
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 
 from decode_worker.batch_members import Member
@@ -19,13 +19,21 @@ DUE_SHARE = 0.9
 
 
 class Turns:
-    """waiting: the queue, by request id; its owner is the caller."""
+    """waiting: the queue, by request id; its owner is the caller. on_held, on_release: told of those `held`."""
 
-    def __init__(self, waiting: Mapping[str, Member], wait_bound_s: float) -> None:
+    def __init__(
+        self,
+        waiting: Mapping[str, Member],
+        wait_bound_s: float,
+        on_held: Callable[[Member], None] = lambda member: None,
+        on_release: Callable[[Member], None] = lambda member: None,
+    ) -> None:
         # Of those that wait, the ones whose turn has come and which were not refused.
         self.held: set[str] = set()
         self._waiting = waiting
         self._wait_bound_s = wait_bound_s
+        self._on_held = on_held
+        self._on_release = on_release
         # In order of arrival; entries count while their member waits.
         self._before_turn: deque[Member] = deque()
         # By due time; those overdue, by priority; and those of them that `put_back` puts back. Entries count while
@@ -52,7 +60,7 @@ class Turns:
 
     def left(self, member: Member) -> None:
         """A request waits no more, whatever became of it."""
-        self.held.discard(member.request_id)
+        self._release(member)
         self._departures += 1
 
     def returned(self, member: Member, now_s: float) -> None:
@@ -64,7 +72,7 @@ class Turns:
     def refused(self, member: Member, now_s: float) -> None:
         """A request that was chosen found no memory."""
         member.refused_s = min(member.refused_s, now_s)
-        self.held.discard(member.request_id)
+        self._release(member)
 
     def overdue(self, now_s: float, planned: Collection[str]) -> Member | None:
         """Of the most urgent priority the one that was due first; not one of those `planned` already."""
@@ -98,8 +106,14 @@ class Turns:
         member.turn_s = now_s
         if member.refused_s == inf:
             self.held.add(member.request_id)
+            self._on_held(member)
         if now_s + DUE_SHARE * self._wait_bound_s < member.due_s:
             self._set_due(member, now_s + DUE_SHARE * self._wait_bound_s)
+
+    def _release(self, member: Member) -> None:
+        if member.request_id in self.held:
+            self.held.remove(member.request_id)
+            self._on_release(member)
 
     def _set_due(self, member: Member, due_s: float) -> None:
         member.due_s = due_s

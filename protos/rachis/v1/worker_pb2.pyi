@@ -1439,7 +1439,8 @@ class DecodeReport(_message.Message):
     @_builtins.property
     def waiting(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Requests that wait now, by cause. "capacity": there is no place or no memory for them. "held": the policy keeps them
-        waiting. "prefix": a prefix they share is on its way to the device.
+        waiting. "prefix": a prefix they share is on its way to the device. "share": their tenant is too far ahead of another
+        one that waits.
         """
 
     @_builtins.property
@@ -1447,7 +1448,7 @@ class DecodeReport(_message.Message):
         """Requests that joined the batch, by reason. "fcfs": by order of arrival. "policy": the policy chose them. "priority":
         theirs is above all others. "turn": they were held for their share of the time and lead the batch to another prefix.
         "overdue": they had waited as long as they may. "idle": the batch was empty.
-        "share": their tenant was furthest behind of those that waited, and the one chosen too far ahead.
+        "share": one would have been chosen whose tenant is too far ahead of another one that waits.
         """
 
     @_builtins.property

@@ -17,6 +17,7 @@ from vllm.v1.request import RequestStatus
 
 from cluster_core.engine_jobs import TENANT_ARG
 from decode_worker.batch_settings import BatchSettings
+from decode_worker.batch_shares import SLACK_TOKENS
 from decode_worker.chunk_hashes import ChunkHash
 from decode_worker.stop_policies import POLICIES
 from kv_transfer.handoff.emitted_output import EMITTED_ARG
@@ -43,6 +44,7 @@ def drawn(rng: random.Random) -> World:
         probe_interval_s=0.5,
         probe_s=0.1,
         fallback_s=0.5,
+        slack_tokens=rng.choice((0, 256, SLACK_TOKENS)),
     )
     world = World(
         v2=rng.random() < 0.5,

@@ -20,6 +20,7 @@ from vllm.v1.request import RequestStatus
 
 from cluster_core.engine_reports import EngineCosts
 from decode_worker.batch_settings import BatchSettings
+from decode_worker.batch_shares import SLACK_TOKENS
 from decode_worker.step_bound import ALPHA, Limit, spare_s
 from decode_worker.stop_policies import POLICIES
 from kv_transfer.handoff.emitted_output import EMITTED_ARG
@@ -67,6 +68,7 @@ def drawn(rng: random.Random) -> World:
             probe_interval_s=0.5,
             probe_s=0.1,
             fallback_s=0.5,
+            slack_tokens=rng.choice((0, 256, SLACK_TOKENS)),
         ),
         is_shared=True,
         tpot_s=rng.choice((0.0, 0.02, 0.05)),

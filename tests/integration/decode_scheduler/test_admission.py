@@ -125,7 +125,7 @@ def test_the_report_tells_what_was_done(make_engine: MakeEngine, clock: SteppedC
     report = engine.scheduler.decode_report()
     assert (report.policy, report.mode) == ("heuristic", "policy")
     assert (report.running_requests, report.loading_requests) == (5, 0)
-    assert report.waiting == {"capacity": 0, "held": 2, "prefix": 0}
+    assert report.waiting == {"capacity": 0, "held": 2, "prefix": 0, "share": 0}
     assert report.tip_tokens == 10 * BLOCK_SIZE
     assert report.working_set_tokens == (10 + 5) * BLOCK_SIZE
     assert report.admissions == {"idle": 1, "policy": 4}
@@ -147,7 +147,7 @@ def test_the_report_tells_what_was_done(make_engine: MakeEngine, clock: SteppedC
     engine.drain()
     report = engine.scheduler.decode_report()
     assert sum(report.admissions.values()) == 7
-    assert report.waiting == {"capacity": 0, "held": 0, "prefix": 0}
+    assert report.waiting == {"capacity": 0, "held": 0, "prefix": 0, "share": 0}
     assert sum(report.wait_s.values()) >= 2 * 0.25
     assert (report.tip_tokens, report.working_set_tokens) == (0, 0)
 

@@ -40,7 +40,7 @@ def test_nothing_is_pulled_for_a_request_that_waits(
         assert held_blocks(engine, "stranger") == 0
         assert engine.remote_tokens["stranger"] == 9 * BLOCK_SIZE
     assert status(engine, "a9") is RequestStatus.RUNNING
-    assert engine.scheduler.decode_report().waiting == {"capacity": 0, "held": 1, "prefix": 0}
+    assert engine.scheduler.decode_report().waiting == {"capacity": 0, "held": 1, "prefix": 0, "share": 0}
     clock.advance(SETTINGS.wait_bound_s)
     until(engine, lambda: status(engine, "stranger") is RequestStatus.WAITING_FOR_REMOTE_KVS)
     report = engine.scheduler.decode_report()

@@ -1,13 +1,14 @@
 """A scheduler that does both: tenants take turns at prompts, and none gets far ahead in the decode batch."""
 
+from dataclasses import replace
+
 import pytest
 
 from cluster_core.engine_jobs import TenantShare
-from decode_worker.batch_shares import SLACK_TOKENS
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine
 from tests.integration.decode_scheduler.requests import begun, text, until
-from tests.integration.shared_scheduler.conftest import MakeEngine
+from tests.integration.shared_scheduler.conftest import GREEDY, MakeEngine
 
 pytestmark = pytest.mark.integration
 
@@ -72,8 +73,8 @@ def test_what_decodes_and_what_is_pulled_is_no_turn(make_engine: MakeEngine) -> 
 
 
 def test_none_gets_far_ahead_in_the_batch(make_engine: MakeEngine) -> None:
-    engine = make_engine(places=2)
-    flood(engine, 20, 12, 4, TenantShare("a", 12 * BLOCK_SIZE * 3 / SLACK_TOKENS))
+    engine = make_engine(places=2, decode=replace(GREEDY, slack_tokens=3 * 12 * BLOCK_SIZE))
+    flood(engine, 20, 12, 4, TenantShare("a", 0.1))
     for _ in range(4):
         engine.turn()
     engine.add("few", text("few", 11), 4, tenant=B)

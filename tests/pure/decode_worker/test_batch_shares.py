@@ -8,65 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster_core.engine_jobs import TenantShare
-from cluster_core.tenant_shares import LEAST_TOKENS, FairOrder
+from cluster_core.tenant_shares import FairOrder
 from decode_worker.batch_members import Member, Reason
 from decode_worker.batch_shares import SLACK_TOKENS, BatchShares
 from decode_worker.batching import Batching
 from tests.planting import planted
-from tests.pure.decode_worker.batch_steps import BOUND_S, Batch, Threshold, admit, hashes_of
-
-# Of a prompt.
-MANY = 8000
-
-
-class Backlog:
-    """Tenants that always have requests waiting, for a batch of few places; those of each share a prefix."""
-
-    def __init__(self, weight_of: dict[str, float], tokens_of: dict[str, int], places: int = 3) -> None:
-        self.batching = Batching(Threshold(99), BOUND_S)
-        self.weight_of = weight_of
-        self.tokens_of = tokens_of
-        self.places = places
-        self.running: list[str] = []
-        self.now_s = 0.0
-        self.number = 0
-        # Virtual tokens of those that joined.
-        self.had = dict.fromkeys(weight_of, 0.0)
-        self.reasons: Counter[Reason] = Counter()
-
-    def come(self, tenant: str, priority: int = 0) -> str:
-        self.number += 1
-        name = f"{tenant}.{self.number}"
-        share = TenantShare(tenant, self.weight_of[tenant])
-        self.batching.insert(
-            name, hashes_of(tenant * 5 + str(self.number)), self.now_s, priority,
-            tokens=self.tokens_of[tenant], tenant=share,
-        )  # fmt: skip
-        return name
-
-    def step(self, *, by_arrival: bool = False) -> list[str]:
-        """The one that runs longest ends; who joins."""
-        for name in self.running[: 1 + len(self.running) - self.places]:
-            self.running.remove(name)
-            self.batching.gone(name)
-        plan = self.batching.plan(self.now_s, self.places - len(self.running), by_arrival=by_arrival)
-        self.batching.settle(plan, plan.request_ids, [], self.now_s)
-        self.batching.shares.check_invariants()
-        for each in plan.joining:
-            tenant = each.member.tenant.tenant_id
-            self.had[tenant] += max(LEAST_TOKENS, self.tokens_of[tenant]) / (self.weight_of[tenant] or 1.0)
-            self.reasons[each.reason] += 1
-        self.running += plan.request_ids
-        self.now_s += 0.1
-        return plan.request_ids
-
-    def most(self, tenant: str) -> float:
-        return max(LEAST_TOKENS, self.tokens_of[tenant]) / (self.weight_of[tenant] or 1.0)
+from tests.pure.decode_worker.batch_steps import BOUND_S, Batch, Threshold, admit
+from tests.pure.decode_worker.tenant_backlog import MANY, Backlog, joins_after
 
 
 def beyond_slack(tried: Backlog, steps: int, *, by_arrival: bool = False) -> float:
     """By how much two tenants that both wait differ at most, beyond the slack and a request of each."""
-    worst = -SLACK_TOKENS * 10.0
+    worst = -SLACK_TOKENS * 1000.0
     for _ in range(20):
         for tenant in tried.weight_of:
             tried.come(tenant)
@@ -75,7 +28,8 @@ def beyond_slack(tried: Backlog, steps: int, *, by_arrival: bool = False) -> flo
             tried.come(name.partition(".")[0])
         for one, other in ((a, b) for a in tried.had for b in tried.had if a != b):
             ahead = tried.had[one] - tried.had[other]
-            worst = max(worst, ahead - SLACK_TOKENS - tried.most(one) - tried.most(other))
+            slack = SLACK_TOKENS / (tried.weight_of[one] or 1.0)
+            worst = max(worst, ahead - slack - tried.most(one) - tried.most(other))
     return worst
 
 
@@ -106,18 +60,6 @@ def test_weights_that_are_lost_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert beyond_slack(Backlog({"a": 0.25, "b": 3.0}, {"a": MANY, "b": MANY}), 80) > MANY
 
 
-def joins_after(tried: Backlog, name: str) -> int:
-    """How many others join before this one."""
-    others = 0
-    for _ in range(1000):
-        for joined in tried.step():
-            if joined == name:
-                return others
-            others += 1
-            tried.come(joined.partition(".")[0])
-    raise AssertionError("it never joins")
-
-
 def test_one_that_asks_little_passes_those_that_wait_by_the_hundred(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the other one was alone before, and though its requests share a prefix with the batch."""
 
@@ -140,7 +82,7 @@ def test_what_a_tenant_had_while_it_was_alone_counts(monkeypatch: pytest.MonkeyP
     """One that comes now and then does not wait until the other one has had as much beside it."""
 
     def waits() -> list[int]:
-        tried = Backlog({"flood": 1.0, "few": 0.02}, {"flood": MANY, "few": 600}, places=1)
+        tried = Backlog({"flood": 1.0, "few": 0.1}, {"flood": MANY, "few": 20_000}, places=1)
         for _ in range(2):
             tried.come("flood")
         found = []
@@ -155,7 +97,7 @@ def test_what_a_tenant_had_while_it_was_alone_counts(monkeypatch: pytest.MonkeyP
             found.append(others)
         return found
 
-    assert max(waits()) <= 2
+    assert max(waits()) <= 2 + (20_000 - SLACK_TOKENS) * 10 // MANY
     joined = BatchShares.joined
 
     def joined_beside_others_alone(self: BatchShares, member: Member) -> None:
@@ -163,7 +105,7 @@ def test_what_a_tenant_had_while_it_was_alone_counts(monkeypatch: pytest.MonkeyP
             joined(self, member)
 
     planted(monkeypatch, BatchShares, "joined", joined_beside_others_alone)
-    assert max(waits()) > 2
+    assert max(waits()) > 10
 
 
 def test_who_was_away_has_no_credit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,12 +139,12 @@ def test_who_is_preempted_does_not_come_first_of_its_tenant_for_ever() -> None:
     for _ in range(3):
         shares.joined(newer)
         shares.left(newer)
-        shares.returned(newer)
+        shares.waits(newer)
         assert shares.furthest_behind(0) is older
-    other = Member("other", (), 0, 9, 0.0, tokens=9, tenant=TenantShare("b"))
-    shares.waits(other)
-    shares.joined(newer)
-    assert shares.furthest_behind(0) is other, "each time counts"
+    shares.joined(older)
+    shares.left(older)
+    shares.waits(older)
+    assert shares.furthest_behind(0) is older, "nor does it come last"
 
 
 def test_refused_requests_cost_nothing() -> None:

@@ -30,9 +30,9 @@ def test_a_refusal_gives_nobody_a_turn() -> None:
     batch.arrive("aa.1", "aa.2", "b", "c")
     plan = batch.batching.plan(0.0, 4)
     batch.batching.settle(plan, [], [], 0.0)
-    assert batch.batching.waiting_by_cause() == {Cause.CAPACITY: 4, Cause.HELD: 0, Cause.PREFIX: 0}
+    assert batch.batching.waiting_by_cause() == {**dict.fromkeys(Cause, 0), Cause.CAPACITY: 4}
     assert batch.names() == ["aa.1", "aa.2"]
-    assert batch.batching.waiting_by_cause() == {Cause.CAPACITY: 0, Cause.HELD: 2, Cause.PREFIX: 0}
+    assert batch.batching.waiting_by_cause() == {**dict.fromkeys(Cause, 0), Cause.HELD: 2}
 
 
 def test_an_overdue_stranger_is_a_guest_and_leaves_the_tip() -> None:

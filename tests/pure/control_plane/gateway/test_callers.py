@@ -134,6 +134,29 @@ async def test_who_brings_a_key_is_judged_by_that_alone_good_or_not(name: str) -
     assert "of chat" not in router.asked
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "https://gateway:8000", "host": "gateway:8000", "sec-fetch-site": "same-origin"}, 0),
+        ({"host": "gateway:8000", "sec-fetch-site": "none"}, 0),
+        ({"origin": "https://evil.example", "host": "gateway:8000"}, 403),
+        ({"origin": "null", "host": "gateway:8000"}, 403),
+        ({"host": "gateway:8000", "sec-fetch-site": "cross-site"}, 403),
+        ({"host": "gateway:8000", "sec-fetch-site": "same-site"}, 403),
+        ({"origin": "https://evil.example", "host": "gateway:8000", "sec-fetch-site": "cross-site", **BEARER}, 0),
+    ],
+)
+async def test_another_sites_page_does_not_call_with_the_browsers_certificate(
+    headers: dict[str, str], status: int
+) -> None:
+    router = Router()
+    router.good.add("of chat")
+    gateway = Gateway(router, hand_on=handed_on)
+    gateway.certificate = b"chat"
+    assert await gateway.ask("/v1/responses", headers) == status
+    assert bool(gateway.seen) is not bool(status)
+
+
 @pytest.mark.parametrize("certificate", [b"chat", b"x" * 5000])
 async def test_a_certificate_that_is_not_to_be_handed_on_opens_nothing(certificate: bytes) -> None:
     router = Router()
