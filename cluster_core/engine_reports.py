@@ -125,7 +125,7 @@ class TierReport:
     promoted_wasted_blocks: int
     evicted_device_blocks: int
     evicted_host_blocks: int
-    # Of these, given up by a tenant that had most for its weight while others claimed room.
+    # Of these, of tenants that claimed room while others did so as well.
     evicted_device_for_others_blocks: int
     evicted_host_for_others_blocks: int
 

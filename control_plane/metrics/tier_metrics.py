@@ -61,7 +61,7 @@ _FIGURES: tuple[Figure[wire.TierReport], ...] = (
     Figure(
         CounterMetricFamily,
         "rachis_tier_evicted_for_others_total",
-        "Blocks that left a tier because their tenant had most for its weight while others claimed room",
+        "Blocks that left a tier, of tenants that claimed room in it while others did so as well",
         "tier",
         lambda report: {
             "device": report.evicted_device_for_others_blocks,

@@ -84,7 +84,7 @@ class TierCounters:
     promotions_wasted: int = 0
     evicted_device: int = 0
     evicted_host: int = 0
-    # Of these, given up by a tenant that had most for its weight while others claimed room.
+    # Of these, of tenants that claimed room while others did so as well.
     evicted_device_for_others: int = 0
     evicted_host_for_others: int = 0
     # Offers of a prefix to host memory that ended at a block which was refused.

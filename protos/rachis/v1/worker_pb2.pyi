@@ -1223,7 +1223,7 @@ class TierReport(_message.Message):
     evicted_device_blocks: _builtins.int
     evicted_host_blocks: _builtins.int
     evicted_device_for_others_blocks: _builtins.int
-    """Of these, given up by a tenant that had most for its weight while other tenants claimed room."""
+    """Of these, of tenants that claimed room while others did so as well."""
     evicted_host_for_others_blocks: _builtins.int
     @_builtins.property
     def refused_offers(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
