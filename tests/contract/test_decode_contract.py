@@ -104,8 +104,8 @@ async def test_the_batch_in_force_has_a_name_and_a_known_mode(decoder: Engine) -
 
     assert report.policy
     assert report.mode in ("policy", "probe", "fallback")
-    assert set(report.waiting) <= {"capacity", "held", "prefix"}
-    assert set(report.wait_s) <= {"capacity", "held", "prefix"}
+    assert set(report.waiting) <= {"capacity", "held", "prefix", "share"}
+    assert set(report.wait_s) <= {"capacity", "held", "prefix", "share"}
 
 
 async def test_a_job_with_a_priority_and_a_deadline_is_answered_as_any_other(decoder: Engine) -> None:
