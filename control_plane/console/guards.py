@@ -3,8 +3,7 @@
 A browser sends what any page asks it to. What keeps such a page out, each by itself:
 
     Host             without keys: an address or `localhost`, never a name that somebody else's DNS may point here
-    Origin           where there is one, that of the console itself
-    Sec-Fetch-Site   where there is one, `same-origin` or `none`
+    Origin, Sec-Fetch-Site   see `control_plane.access.foreign_pages`
     Content-Type     JSON, which a form cannot send and another origin may not without asking first
     Authorization    with keys: a header, which no page sends but the one in which the key was typed
 
@@ -16,6 +15,7 @@ import ipaddress
 from collections.abc import Mapping
 
 from cluster_configs.listening import is_loopback
+from control_plane.access.foreign_pages import refusal_of_page
 
 JSON = "application/json"
 
@@ -29,11 +29,9 @@ def refusal(headers: Mapping[str, str], *, is_open: bool) -> str:
             f"without API keys the console is reached by an address or `localhost` alone, not as `{host[:80]}`: "
             "see docs/console.md"
         )
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != host:
-        return f"the page of another origin, `{origin[:80]}`, may not call this router"
-    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-        return "the page of another site may not call this router"
+    sentence = refusal_of_page(headers)
+    if sentence:
+        return sentence
     if headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         return f"a call has to have the header `content-type: {JSON}`"
     return ""

@@ -19,6 +19,7 @@ from rachis.v1 import router_pb2 as api
 from starlette.websockets import WebSocket
 
 from cluster_core.clock import monotonic_s
+from control_plane.access.foreign_pages import refusal_of_page
 from control_plane.access.key_digests import KeyDigests
 from control_plane.access.roles import Identity, Need, Role, need_of_route
 from control_plane.gateway.shown_certificate import shown_certificate
@@ -105,11 +106,9 @@ class Callers:
             if len(certificate) > _MOST_CERTIFICATE_BYTES:
                 sentence = f"certificates of more than {_MOST_CERTIFICATE_BYTES} bytes are not handed on"
                 raise UnauthenticatedError.local(sentence)
-            if _is_of_another_site(scope["headers"]):
-                # A browser shows its certificate whichever page has it ask, on WebSockets without asking first.
-                raise PermissionDeniedError.local(
-                    "the page of another site may not call with this browser's certificate"
-                )
+            sentence = refusal_of_page(_texts(scope["headers"]))
+            if sentence:
+                raise PermissionDeniedError.local(sentence)
             # No key has such a name: what is brought is printable.
             key, metadata = f"\0{certificate.hex()}", self._hand_on(certificate)
         else:
@@ -163,13 +162,8 @@ def _is_preflight(scope: Any) -> bool:
     return scope.get("method") == "OPTIONS" and {name for name, _ in scope["headers"]} >= _PREFLIGHT
 
 
-def _is_of_another_site(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a browser says that the page of another site has it ask. Callers that are no browsers say nothing."""
-    given = dict(headers)
-    origin, host = given.get(b"origin"), given.get(b"host")
-    if origin is not None and origin.partition(b"://")[2] != host:
-        return True
-    return given.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none")
+def _texts(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
 
 def _brings_key(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -43,8 +43,8 @@ _HANGS = (HTTPStatus.SERVICE_UNAVAILABLE, f"the router has not answered for {LIV
 
 @dataclass(frozen=True, slots=True)
 class ShownBy:
-    """By what somebody who asks over HTTP shows who that is. authorization: as of the header; None: there is none.
-    certificate: PEM, that the connection has shown; None: none."""
+    """By what somebody who asks over HTTP shows who that is. authorization: as of the header, or made of `x-api-key`;
+    None: there is neither; empty: there are several that differ. certificate: PEM, of the connection; None: none."""
 
     authorization: str | None = None
     certificate: bytes | None = None
@@ -55,7 +55,9 @@ def shown_by(http: BaseHTTPRequestHandler) -> ShownBy:
     connection = http.connection
     shown = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
     certificate = ssl.DER_cert_to_PEM_cert(shown).encode() if shown else None
-    return ShownBy(http.headers.get("authorization"), certificate)
+    keys = {f"Bearer {key}" for key in http.headers.get_all("x-api-key", [])}
+    given = keys | set(http.headers.get_all("authorization", []))
+    return ShownBy((given.pop() if len(given) == 1 else "") if given else None, certificate)
 
 
 @dataclass(frozen=True, slots=True)

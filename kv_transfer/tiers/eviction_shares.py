@@ -111,7 +111,7 @@ class EvictionShares:
         return (owner.blocks[tier] + blocks + 1) * most.weight <= (most.blocks[tier] - 1) * owner.weight
 
     def is_for_others(self, owner: Owner) -> bool:
-        """Whether a block of this owner's leaves because it has most of those that claim room."""
+        """Whether this owner claims room, and others do so as well."""
         return owner in self._claimants and len(self._claimants) > 1
 
     def tail(self, node: Node) -> int:

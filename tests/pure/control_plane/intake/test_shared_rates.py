@@ -5,6 +5,7 @@ from typing import Any
 
 from control_plane.access.tenant_limits import TenantLimits
 from control_plane.intake.shared_rates import SharedRates
+from tests import simulated_time
 
 LIMITS = TenantLimits(requests_per_s=10.0, tokens_per_s=1000.0)
 MANY = 1_000
@@ -71,3 +72,27 @@ async def test_tenants_of_whom_there_is_nothing_to_tell_do_not_hold_the_loop_eit
     await shared.share()
     beside.cancel()
     assert turns >= MANY // 64 and not len(shared.rates)
+
+
+def test_reports_that_take_long_leave_most_of_the_time_to_others() -> None:
+    """Half a second for each: there is one in a second and a half, and not in each tenth of one besides."""
+
+    async def told() -> int:
+        loop = asyncio.get_running_loop()
+
+        class Slow(CountingRedis):
+            async def eval(self, script: str, keys: int, *given: Any) -> list[bytes]:
+                await asyncio.sleep(0.5)
+                return await super().eval(script, keys, *given)
+
+        redis = Slow()
+        # As above.
+        shared = SharedRates(redis, "svc", lambda tenant: LIMITS, [], "a", loop.time)  # type: ignore[arg-type]
+        shared.begin("acme")
+        following = asyncio.create_task(shared.follow())
+        await asyncio.sleep(15.1)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        return len(redis.told)
+
+    assert simulated_time.run(told()) == 10

@@ -265,6 +265,14 @@ def _coldest_of_all(self: EvictionShares) -> Node | None:
     return min((each for each in tops if each is not None), key=self._place, default=None)
 
 
+def _leaves_without_unproven_ones(self: EvictionShares) -> list[tuple[Any, Node]]:
+    most = self._with_most()
+    if most is None:
+        return self._unclaimed.leaves()
+    priorities = {node: each for order in self._giving(most)[:2] for each, node in order.leaves()}
+    return [(priorities[node], node) for node in sorted(priorities, key=self._place)]
+
+
 def _split_of_nobody(self: RadixTree, node: Node, index: int, leaving: object = None) -> Node:
     tail = SPLIT(self, node, index, leaving)  # type: ignore[arg-type]
     tail.owner = self.owners.nobody
@@ -303,6 +311,7 @@ INSERT, ADOPT = RadixTree.insert, RadixTree._adopt
         (EvictionShares, "_let_idle_ones_go", lambda self: None, 1),
         (EvictionShares, "is_owed", lambda self, block, owner, blocks: self._with_most() not in (None, owner), 0),
         (EvictionShares, "_giving", lambda self, most: [self._unclaimed, self._orders[most]], 31),
+        (EvictionShares, "leaves", _leaves_without_unproven_ones, 0),
         (Owners, "fallen_idle", lambda self, tier, blocks: [], 1),
         (Owners, "claimants", lambda self, tier: self._by_id.values(), 1),
         (Owner, "load", lambda self, tier: self.blocks[tier], 6),
