@@ -45,16 +45,13 @@ async def test_probes_need_no_key_and_reflection_needs_any(keyed: Keyed) -> None
     assert await channel.unary_unary("/grpc.health.v1.Health/Check", None, None)(b"") == b"\x08\x01"
     reflect: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", None, None)
 
-    async def reflected(metadata: Metadata) -> bytes:
-        call: Any = reflect(metadata=metadata)
-        # `list_services`, as a message.
-        await call.write(b"\x3a\x01*")
-        await call.done_writing()
-        return b"".join([answer async for answer in call])
-
-    assert b"rachis.v1.RouterService" in await reflected(keyed.metadata("nothing"))
-    refused = await keyed.refused(reflected(()))
-    assert refused.code() is Code.UNAUTHENTICATED
+    call: Any = reflect(metadata=keyed.metadata("nothing"))
+    # `list_services`, as a message.
+    await call.write(b"\x3a\x01*")
+    await call.done_writing()
+    assert b"rachis.v1.RouterService" in b"".join([answer async for answer in call])
+    # A message that is written to a call that was refused meanwhile hides the refusal behind INTERNAL.
+    assert await reflect(metadata=()).code() is Code.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize(
