@@ -90,6 +90,8 @@ class ChunkBounding(_Scheduler):
         self._decoding_since: dict[str, _Begun] = {}
         # What the step that was planned last should take: an asynchronous scheduler plans the next one while it runs.
         self._last_step_s = 0.0
+        # What a step takes with so many tokens of the prompts that there are.
+        self._seconds: Callable[[int], float] = lambda tokens: 0.0
 
     def use_costs(self, measured: Callable[[], EngineCosts]) -> None:
         """measured: what work costs in this engine. Until then no step is bounded."""
@@ -113,7 +115,10 @@ class ChunkBounding(_Scheduler):
         self._put_first(work.landed)
         chunk = self._chunk(work)
         with self._within(work, chunk):
-            return super().schedule(throttle_prefills)
+            output = super().schedule(throttle_prefills)
+        # Who found no place has left its token to prompts.
+        self._last_step_s = self._seconds(sum(each for each in output.num_scheduled_tokens.values() if each > 1))
+        return output
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self._asked.pop(request.request_id, None)
@@ -192,15 +197,14 @@ class ChunkBounding(_Scheduler):
         tpot_s = min((each for each in map(self._tpot_s, (*work.tokens, *work.landed)) if each), default=0.0)
         if not tpot_s:
             if self.has_bound:
-                self._last_step_s = step_s(self._measured(), self._prompts(work, monotonic_s()), most)
+                self._seconds = partial(step_s, self._measured(), self._prompts(work, monotonic_s()))
             return Chunk(most, Limit.WORK)
         now_s = monotonic_s()
         prompts = self._prompts(work, now_s)
-        seconds = partial(step_s, self._measured(), prompts)
+        self._seconds = seconds = partial(step_s, self._measured(), prompts)
         answering = (*work.decoding, *(each for each in work.landed if each.num_output_tokens))
         chunk = bounded_chunk(prompts, seconds, ALPHA * tpot_s, self._room(work, most), self._spare_s(answering, now_s))
         self.chunks[chunk.limit] += 1
-        self._last_step_s = seconds(chunk.tokens)
         return chunk
 
     def _note(self, request: Request) -> None:

@@ -28,6 +28,7 @@ from vllm.v1.request import Request, RequestStatus
 from cluster_core.clock import monotonic_s
 from kv_transfer.handoff.emitted_output import EmittedOutput
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
+from prefill_worker.leased_blocks import LeasedBlocks
 from prefill_worker.policies import BOUND_PARTIAL, make_policy
 from prefill_worker.scheduler_settings import SchedulerSettings
 from prefill_worker.streaming_request import StreamingRequest
@@ -50,6 +51,7 @@ class StreamingMixin(TwoPhase):
         self._sessions = {}
         self._ended = {}
         self._late_input = {}
+        self._leased = LeasedBlocks()
         self._shared_hits = {}
         self._refused = set()
         self._lost_idle = set()

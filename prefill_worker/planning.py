@@ -13,6 +13,7 @@ Source: Stream2LLM (arXiv:2604.16395), section 4.1; docs/decisions/0014 says why
 Who owns which blocks while a plan is made:
     evictable contender        its held blocks, until Phase 2 takes them; charged only when it is granted tokens
     contender not evictable    its held blocks, which nobody can take: charged before anybody else
+    lease, load                its blocks: the pool is smaller by them, and to contenders that share them they are free
     contender that keeps       all blocks of its prompt, against those of its own priority and of higher numbers
 """
 
@@ -50,12 +51,24 @@ class _Room:
         self._blocks = blocks
         self._paid: dict[int, int] = {}
 
-    def has(self, contender: Contender, blocks: int) -> bool:
-        return self._price(contender, blocks) <= self._blocks
+    def hold(self, contender: Contender) -> None:
+        """What nobody can take from it, before anybody is charged."""
+        self._take(contender, contender.held_blocks - self._shared(contender))
+
+    def has(self, contender: Contender, blocks: int, kept: int = 0, kept_in_front: int = 0) -> bool:
+        """blocks: all of its own. kept: what others must have left, of which so many begin as this one does."""
+        return self._price(contender, blocks, kept_in_front) + kept <= self._blocks
 
     def charge(self, contender: Contender, blocks: int) -> int:
-        """Returns what it takes."""
-        price = self._price(contender, blocks)
+        """blocks: all of its own. Returns what it takes."""
+        return self._take(contender, self._price(contender, blocks))
+
+    def copy(self) -> "_Room":
+        other = _Room(self._blocks)
+        other._paid = dict(self._paid)
+        return other
+
+    def _take(self, contender: Contender, price: int) -> int:
         self._blocks -= price
         if contender.first_block >= 0:
             # Others that share blocks with this one share those in front.
@@ -63,14 +76,14 @@ class _Room:
             self._paid[contender.first_block] = max(paid, contender.shared_blocks, contender.held_blocks)
         return price
 
-    def copy(self) -> "_Room":
-        other = _Room(self._blocks)
-        other._paid = dict(self._paid)
-        return other
+    def _price(self, contender: Contender, blocks: int, paid: int = 0) -> int:
+        has = self._shared(contender, paid) if contender.evictable else contender.held_blocks
+        return max(0, blocks - has)
 
-    def _price(self, contender: Contender, blocks: int) -> int:
-        paid = self._paid.get(contender.first_block, 0)
-        return max(0, blocks - min(contender.shared_blocks, paid))
+    def _shared(self, contender: Contender, paid: int = 0) -> int:
+        """Of its blocks, how many somebody has been charged for, or has paid here."""
+        paid = max(paid, self._paid.get(contender.first_block, 0))
+        return max(contender.leased_blocks, min(contender.shared_blocks, paid))
 
 
 class _Kept:
@@ -82,11 +95,15 @@ class _Kept:
         self._blocks: dict[str, int] = {}
         # By priority.
         self._needed: Counter[int] = Counter()
+        # By priority and first block, how many the longest holds.
+        self._in_front: Counter[tuple[int, int]] = Counter()
         for each in begun:
-            blocks = _charged_blocks(each, block_size)
+            blocks = footprint_blocks(each, block_size)
             if room.has(each, blocks):
                 self._blocks[each.request_id] = room.charge(each, blocks)
                 self._needed[each.priority] += self._blocks[each.request_id]
+                front = each.priority, each.first_block
+                self._in_front[front] = max(self._in_front[front], each.held_blocks)
 
     @property
     def names(self) -> Collection[str]:
@@ -97,6 +114,15 @@ class _Kept:
         if not self._blocks or each.request_id in self._blocks:
             return 0
         return sum(blocks for priority, blocks in self._needed.items() if priority <= each.priority)
+
+    def in_front(self, each: Contender) -> int:
+        """How many of those begin as this one does: what it shares of them is there once."""
+        fronts = (
+            blocks
+            for (priority, first_block), blocks in self._in_front.items()
+            if priority <= each.priority and first_block == each.first_block
+        )
+        return max(fronts, default=0)
 
     def granted(self, each: Contender) -> None:
         """It is charged for itself from now on."""
@@ -128,18 +154,18 @@ def plan_step(
     room, closed, adapters = _Room(capacity_blocks), False, set[int]()
     for each in ordered:
         if not each.evictable:
-            room.charge(each, each.held_blocks)
+            room.hold(each)
     kept = _Kept(begun, room.copy(), block_size)
     plan = StepPlan([], [], kept.names)
     for each in ordered:
         tokens = min(each.remaining_tokens, token_budget)
         if partial is not None and not each.complete:
             tokens = min(tokens, partial.most_tokens(each))
-        blocks = _charged_blocks(each, block_size)
+        blocks = footprint_blocks(each, block_size)
         has_place = each.adapter in adapters or not each.adapter or len(adapters) < most_adapters
         if tokens <= 0 or len(plan.grants) >= max_scheduled or (closed and not each.held_blocks):
             plan.left_out.append(each)
-        elif not has_place or not room.has(each, blocks + kept.against(each)):
+        elif not has_place or not room.has(each, blocks, kept.against(each), kept.in_front(each)):
             plan.left_out.append(each)
             closed = closed or each.waiting_since_s <= overdue_since_s
         else:
@@ -151,12 +177,6 @@ def plan_step(
             kept.granted(each)
             adapters |= {each.adapter} - {0}
     return plan
-
-
-def _charged_blocks(contender: Contender, block_size: int) -> int:
-    """Beside what it holds, where nobody can take that."""
-    footprint = footprint_blocks(contender, block_size)
-    return footprint if contender.evictable else max(0, footprint - contender.held_blocks)
 
 
 def reached_tokens(grant: Grant) -> int:

@@ -62,6 +62,8 @@ class Contender:
     shared_blocks: int = 0
     # The number of the first of those, which all that share it have in common.
     first_block: int = -1
+    # How many blocks in front of its prompt stay where they are whatever is planned: a lease holds them too, or a load.
+    leased_blocks: int = 0
     # Its LoRA adapter, by vLLM's number; 0: none.
     adapter: int = 0
     # The lowest is computed first, whatever the policy says of the others.

@@ -17,6 +17,7 @@ from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from kv_transfer.limited_request import last_step_runs
 from kv_transfer.request_tenant import tenant_of
+from prefill_worker.leased_blocks import LeasedBlocks
 from prefill_worker.partial_budget import PartialBudget
 from prefill_worker.planned_queues import PlannedQueues
 from prefill_worker.planning import Grant, StepPlan, plan_step, reached_tokens, victims
@@ -36,6 +37,7 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
     preemption_strategy: Literal["recompute", "swap", "cost"]
     cost_model: CostModel
     _order: Policy
+    _leased: LeasedBlocks
     # Sessions that still take input are computed little at a time, and beside no whole prompt.
     _bounds_partial: bool
     _starvation_s: float
@@ -77,10 +79,13 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
 
     def _plan(self, now_s: float) -> StepPlan:
         self._shared_hits = {}
+        self._leased.look(self._blocks_of_leases())
         self._idle_room_blocks = vllm_private.pool_of(self).get_num_free_blocks()
         by_policy = self._order(self._contenders(now_s), now_s)
         ordered = self._turns.order(by_policy)
         if self._has_turns():
+            # Who needs one token also keeps its blocks before prompts do.
+            by_policy = sorted(by_policy, key=self._turn)
             ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
         ahead = 0
@@ -174,6 +179,7 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             held_blocks=len(blocks),
             shared_blocks=vllm_private.shared_blocks(blocks),
             first_block=blocks[0].block_id if blocks else -1,
+            leased_blocks=self._leased.in_front(blocks),
             evictable=vllm_private.may_free_blocks(self, request) and not is_last,
             adapter=vllm_private.adapter_of(request),
             priority=request.priority,
@@ -219,17 +225,20 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         self._shared_hits[contender.request_id] = contender.shared_blocks = in_use
         if in_use:
             contender.first_block = blocks.get_block_ids()[0][0]
+            contender.leased_blocks = self._leased.in_front(blocks.blocks[0])
 
     def _capacity_blocks(self) -> int:
-        """Blocks that contenders may hold between them: all but those of finished requests, which are leased, and those
-        that copies in the background alone hold."""
-        leased = sum(
-            len(vllm_private.request_blocks(self, request_id))
+        """Blocks that contenders may hold between them: all but those of leases and loads, and those that copies in the
+        background alone hold."""
+        copied = vllm_private.blocks_held_by_copies(self)
+        return int(vllm_private.pool_of(self).num_gpu_blocks) - 1 - len(self._leased) - copied
+
+    def _blocks_of_leases(self) -> dict[str, list[Any]]:
+        return {
+            request_id: vllm_private.request_blocks(self, request_id)
             for request_id, request in self.requests.items()
             if request.is_finished() or request.status is LOADING
-        )
-        copied = vllm_private.blocks_held_by_copies(self)
-        return int(vllm_private.pool_of(self).num_gpu_blocks) - 1 - leased - copied
+        }
 
     # Phase 2.
 

@@ -59,22 +59,24 @@ class HostileCallers:
         self._numbers = iter(range(1 << 30))
         # Keys that were good and are not any more.
         self._revoked: set[str] = set()
-        self.told: list[Told] = []
 
-    async def play(self, moves: int) -> list[Told]:
-        """What was wrong."""
+    async def play(self, moves: int, sought: str = "") -> list[Told]:
+        """What was wrong. sought: the move that is to be; once it was, no other is made."""
         kinds: list[Callable[[], Awaitable[Told]]] = [
             self.a_good_key, self.a_good_certificate, self.a_generation, self.a_wrong_key, self.a_strange_certificate,
             self.a_forged_certificate, self.a_stolen_service_key, self.plain_bytes, self.plain_grpc, self.half_a_hello,
         ]  # fmt: skip
         # A router that knows a key does not look at it again, however often others have tried it wrongly.
         assert [await self._who(self._world.keyed.key[who]) for who in _GOOD] == list(_GOOD)
+        wrong: list[Told] = []
         for number in range(moves):
             if number == moves // 2:
                 await self._revoke_one()
             together = [self._bounded(self._rng.choice(kinds)) for _ in range(self._rng.choice((1, 1, 2, 4)))]
-            self.told += await asyncio.gather(*together)
-        return [each for each in self.told if not each.is_right]
+            wrong += [each for each in await asyncio.gather(*together) if not each.is_right]
+            if sought in {each.move for each in wrong}:
+                break
+        return wrong
 
     async def _bounded(self, move: Callable[[], Awaitable[Told]]) -> Told:
         try:
@@ -220,7 +222,7 @@ class HostileCallers:
             keys[key.key_id] = replace(key, secrets=())
 
         edit(self._world.keyed.keys_file, forget)
-        for _ in range(600):
+        for _ in range(100):
             if (await self._who(given)).startswith("UNAUTHENTICATED"):
                 break
             await asyncio.sleep(0.1)

@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 async def played(
-    folder: Path, made: Made, seed: int, caplog: pytest.LogCaptureFixture, moves: int = MOVES
+    folder: Path, made: Made, seed: int, caplog: pytest.LogCaptureFixture, moves: int = MOVES, sought: str = ""
 ) -> tuple[list[Told], list[str]]:
     """What was wrong, and what has leaked. Two workers are of somebody else, and reached first."""
     taps: list[Wiretap] = []
@@ -52,7 +52,7 @@ async def played(
             await world.keyed.cluster.add(pool, reached_at=through)
         callers = HostileCallers(world, folder, seed)
         with caplog.at_level(logging.DEBUG):
-            wrong = await callers.play(moves)
+            wrong = await callers.play(moves, sought)
         written = [caplog.text.encode(), world.keyed.audit_file.read_bytes(), *(bytes(tap.passed) for tap in taps)]
         assert any(tap.passed for tap in taps)
         return wrong, [kept for kept in callers.kept for each in written if kept.encode() in each]
@@ -87,7 +87,7 @@ async def test_bugs_that_are_planted_are_seen(
             if move == "a forged certificate":
                 # Two lines of defence: each alone holds.
                 planted(patch, ClientCertificates, "is_own", lambda *_: True)
-            wrong, _ = await played(folder, made, 0, caplog, moves=40)
+            wrong, _ = await played(folder, made, 0, caplog, moves=40, sought=move)
         assert move in {each.move for each in wrong}, move
 
 

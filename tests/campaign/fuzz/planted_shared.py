@@ -15,6 +15,8 @@ from cluster_core.objectives import RequestClass
 from decode_worker import chunk_bounding
 from decode_worker.chunk_bounding import ChunkBounding, _Begun
 from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom, spare_s
+from prefill_worker.policies import Contender
+from prefill_worker.prompt_turns import PromptTurns
 from shared_worker.engine_scheduler import SharedMixin
 from tests.campaign.fuzz.planted import PLANTS, Plant
 from tests.campaign.fuzz.slow_load import SlowLoadConnector
@@ -101,6 +103,15 @@ def _what_one_class_can_spare_is_taken_from_another() -> AbstractContextManager[
     return mock.patch.object(ChunkBounding, "_spare_s", of_all)
 
 
+def _prompts_keep_their_blocks_before_what_has_landed() -> AbstractContextManager[Any]:
+    begun = PromptTurns.begun
+
+    def prompts_first(self: PromptTurns, by_policy: Sequence[Contender]) -> list[Contender]:
+        return begun(self, sorted(by_policy, key=lambda each: each.remaining_tokens <= 1))
+
+    return mock.patch.object(PromptTurns, "begun", prompts_first)
+
+
 SHARED_PLANTS: Mapping[str, Plant] = {
     "the_bound_is_ignored": Plant("a step beside decodes computes all it can of prompts", _the_bound_is_ignored),
     "a_late_prompt_takes_what_decodes_have_not_to_spare": Plant(
@@ -124,6 +135,10 @@ SHARED_PLANTS: Mapping[str, Plant] = {
     "limits_outlive_their_step": Plant("a prompt is never computed past its first chunk", _limits_outlive_their_step),
     "landed_requests_wait_in_line": Plant(
         "a request whose KV has come waits behind prompts", _landed_requests_wait_in_line
+    ),
+    "prompts_keep_their_blocks_before_what_has_landed": Plant(
+        "a request that needs one token waits until prompts have ended",
+        _prompts_keep_their_blocks_before_what_has_landed,
     ),
     "what_landed_in_part_counts_as_whole": Plant(
         "a request replays its token over slots that never came", _what_landed_in_part_counts_as_whole

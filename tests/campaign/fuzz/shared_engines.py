@@ -140,7 +140,7 @@ class SharedSimulation(Simulation):
         scheduler = self.engine.scheduler
         before = dict(scheduler.chunks)
         # One that was preempted computes again what it had: a prompt to the others.
-        needing_one = [each for each in scheduler.running if _left_tokens(each) <= 1]
+        needing_one = [each for each in scheduler.running if _left_tokens(each) <= 1 and not last_step_runs(each)]
         decoding = {each.request_id for each in needing_one if each.num_output_tokens + each.num_output_placeholders}
         holding = {each.request_id for each in needing_one} | {
             each.request_id for each in scheduler.kv_holding_waiting if _left_tokens(each) <= 1
@@ -154,7 +154,8 @@ class SharedSimulation(Simulation):
         by_memory, by_first_token = (
             scheduler.chunks[each] > before.get(each, 0) for each in (Limit.MEMORY, Limit.TTFT)
         )
-        tpot_s = min(filter(None, (self._tpot_s(name) for name in holding)), default=0.0)
+        # Of those that wait for this step: not of who has the last token with the one before, or waits for a load.
+        tpot_s = min(filter(None, (self._tpot_s(name) for name in holding & computed.keys())), default=0.0)
         if tpot_s and not by_memory and any(computed.get(name) == 1 for name in decoding):
             left_out = len(holding - computed.keys())
             self._check_bound(tpot_s, prompt_tokens, left_out, spare if by_first_token else 0.0)

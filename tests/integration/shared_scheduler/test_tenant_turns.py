@@ -56,6 +56,22 @@ def test_prompts_for_other_workers_take_turns_as_well(make_engine: MakeEngine) -
     engine.drain()
 
 
+def test_leases_that_begin_alike_leave_the_memory_that_they_do_not_hold(make_engine: MakeEngine) -> None:
+    """What they share is there once, and a prompt that begins so as well needs no other blocks for it."""
+    engine = make_engine(blocks=40, places=12)
+    common = text("common", 8)
+    for number in range(4):
+        prompt = [*common, *text(f"leased {number}", 1), 0]
+        engine.add(f"leased {number}", prompt, 1, transfer=dict(HANDS_OFF), tenant=A)
+    until(engine, lambda: len(engine.answers) == 4)
+    assert engine.free_blocks() == 39 - 8 - 4 * 2
+    engine.open("session", text("session", 1), tenant=A)
+    engine.add("asks", [*common, *text("asks", 12)], 1, tenant=B)
+    assert "asks" in next_step(engine)
+    assert not engine.runner.read_leases
+    engine.drain()
+
+
 def test_what_decodes_and_what_is_pulled_is_no_turn(make_engine: MakeEngine) -> None:
     """Each has its token of every step, whosever prompts are computed."""
     engine = make_engine(token_budget=64, places=12, is_measured=True)

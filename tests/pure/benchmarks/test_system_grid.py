@@ -125,12 +125,3 @@ def test_runs_in_any_order_are_the_same_grid(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(system_grid, "simulate", kept({"pools_50": 2.0, "lmetric": 3.0, HYBRID: 3.0}))  # Likewise.
     assert measure(STUDY, lambda text: None, backwards) == measure(STUDY, lambda text: None)
-
-
-@pytest.mark.parametrize("name", ["pools_50", "shared", "lmetric", HYBRID])
-def test_every_set_up_can_be_simulated(name: str) -> None:
-    """A few drawn requests: all of them have an outcome."""
-    few = study("decode_heavy", sizes=(4,), ttft_s=(5.0,), tpot_ms=(50.0,), seconds=10.0)
-    figures = system_grid.simulate(few, name, 4, 1.0, 0)
-    assert figures.requests == 40
-    assert len(figures.attained_of) == (0 if name == HYBRID else 1)

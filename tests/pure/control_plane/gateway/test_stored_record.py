@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from control_plane.gateway.stored_record import Record, is_response_id, is_wanted, read, written
 
 JSON = st.recursive(
-    st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner), max_leaves=9
+    st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner, max_size=3), max_leaves=9
 )
-OBJECTS = st.dictionaries(st.text(), JSON)
+OBJECTS = st.dictionaries(st.text(), JSON, max_size=3)
 
 
-@given(st.lists(OBJECTS), OBJECTS)
+@given(st.lists(OBJECTS, max_size=3), OBJECTS)
 def test_what_is_written_is_read(items: list[dict[str, object]], response: dict[str, object]) -> None:
     record = Record("resp_1", tuple(items), response)
     assert read("resp_1", written(record)) == record

@@ -1,9 +1,7 @@
 """Who gives up a block, against dictionaries of owners and a plain search over all leaves."""
 
 from collections import Counter
-from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -15,10 +13,8 @@ from kv_transfer.tiers.owners import Owner, Owners
 from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.radix_tree import RadixTree
 from tests.examples import examples
-from tests.planting import planted
 from tests.pure.kv_transfer.tiers.test_eviction_order import ScriptedPolicy
 from tests.pure.kv_transfer.tiers.test_radix_tree import Prefix, hashes_of
-from tests.state_machines import expect_noticed
 
 PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple)
 # Empty: of nobody.
@@ -258,71 +254,3 @@ class SharesMachine(RuleBasedStateMachine):
 
 SharesMachine.TestCase.settings = examples(200, steps=40)
 test_who_gives_up_a_block_is_who_a_plain_search_finds = SharesMachine.TestCase
-
-
-def _coldest_of_all(self: EvictionShares) -> Node | None:
-    tops = [order.coldest() for order in (self._unclaimed, *self._orders.values())]
-    return min((each for each in tops if each is not None), key=self._place, default=None)
-
-
-def _leaves_without_unproven_ones(self: EvictionShares) -> list[tuple[Any, Node]]:
-    most = self._with_most()
-    if most is None:
-        return self._unclaimed.leaves()
-    priorities = {node: each for order in self._giving(most)[:2] for each, node in order.leaves()}
-    return [(priorities[node], node) for node in sorted(priorities, key=self._place)]
-
-
-def _split_of_nobody(self: RadixTree, node: Node, index: int, leaving: object = None) -> Node:
-    tail = SPLIT(self, node, index, leaving)  # type: ignore[arg-type]
-    tail.owner = self.owners.nobody
-    return tail
-
-
-def _counted_again_when_a_spare_steps_in(self: RadixTree, node: Node, index: int) -> bool:
-    stepped_in = REPLACE_BY_SPARE(self, node, index)
-    node.owner.blocks[Tier.DEVICE] += stepped_in
-    return stepped_in
-
-
-def _owner_lost_in_the_other_tier(self: RadixTree, tier: Tier, *arguments: Any) -> list[int]:
-    return INSERT(self, tier, *(arguments[:3] if tier is Tier.HOST else arguments))
-
-
-def _owner_changes_with_the_tier(
-    self: RadixTree, node: Node, offset: int, length: int, tier: Tier, ids: list[int]
-) -> Node:
-    adopted = ADOPT(self, node, offset, length, tier, ids)
-    adopted.owner = self.owners.nobody
-    return adopted
-
-
-# The originals, for the planted ones above.
-SPLIT, REPLACE_BY_SPARE = RadixTree._split, RadixTree._replace_by_spare
-INSERT, ADOPT = RadixTree.insert, RadixTree._adopt
-
-
-@pytest.mark.parametrize(
-    ("part", "name", "wrong", "first_seed"),
-    [
-        (EvictionShares, "coldest", _coldest_of_all, 0),
-        (EvictionShares, "asked", lambda self, owner: None, 0),
-        (EvictionShares, "forget", lambda self, owner: None, 0),
-        (EvictionShares, "_let_idle_ones_go", lambda self: None, 1),
-        (EvictionShares, "is_owed", lambda self, block, owner, blocks: self._with_most() not in (None, owner), 0),
-        (EvictionShares, "_giving", lambda self, most: [self._unclaimed, self._orders[most]], 31),
-        (EvictionShares, "leaves", _leaves_without_unproven_ones, 0),
-        (Owners, "fallen_idle", lambda self, tier, blocks: [], 1),
-        (Owners, "claimants", lambda self, tier: self._by_id.values(), 1),
-        (Owner, "load", lambda self, tier: self.blocks[tier], 6),
-        (RadixTree, "_split", _split_of_nobody, 0),
-        (RadixTree, "_replace_by_spare", _counted_again_when_a_spare_steps_in, 2),
-        (RadixTree, "insert", _owner_lost_in_the_other_tier, 0),
-        (RadixTree, "_adopt", _owner_changes_with_the_tier, 0),
-    ],
-)
-def test_machine_sees_planted_bugs(
-    monkeypatch: pytest.MonkeyPatch, part: object, name: str, wrong: object, first_seed: int
-) -> None:
-    planted(monkeypatch, part, name, wrong)
-    expect_noticed(SharesMachine, first_seed=first_seed)
