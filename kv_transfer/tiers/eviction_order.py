@@ -24,7 +24,8 @@ class EvictionOrder:
     """Of one tier of a tree. `is_referenced(id)`: whether anything but the tree holds this block or slot.
 
     keeps: the runs that it orders; None: all that it is told of. runs: how many those are at most; None: all of the
-    tree. Entries, those among them that mean nothing any more, are at most a few for each run.
+    tree. Entries, those among them that mean nothing any more, are at most a few for each run that there was when it was
+    last told of one.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class EvictionOrder:
         self._entries = 0
         self._sequence = count()
         self._epoch = policy.epoch
+        self._runs_then = 0
 
     def __len__(self) -> int:
         """Entries, with those that mean nothing any more."""
@@ -56,6 +58,7 @@ class EvictionOrder:
         """To be called for every run that may be a leaf of the tier now."""
         if self._may_leave(node):
             self._push(node)
+        self._look_at_size()
 
     def became_free(self, identity: int) -> None:
         """To be called for every block or slot that only the tree refers to now."""
@@ -113,7 +116,7 @@ class EvictionOrder:
 
     def check_invariants(self) -> None:
         assert self._entries == sum(map(len, self._heaps.values())), "entries are miscounted"
-        assert self._entries <= 4 * self._runs() + 65 + len(self._queued), "entries pile up"
+        assert self._entries <= 4 * max(self._runs_then, self._runs()) + 65 + len(self._queued), "entries pile up"
 
     def _may_leave(self, node: Node) -> bool:
         ids = node.ids[self._tier]
@@ -130,7 +133,11 @@ class EvictionOrder:
         self._queued[node] = entry
         heapq.heappush(self._heaps[group], entry)
         self._entries += 1
-        if self._entries > 4 * self._runs() + 64:
+
+    def _look_at_size(self) -> None:
+        """Runs that have left in another order's turn leave their entries here."""
+        self._runs_then = self._runs()
+        if self._entries > 4 * self._runs_then + 64:
             self._rebuild()
 
     def _rebuild(self) -> None:
