@@ -88,24 +88,27 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             by_policy = sorted(by_policy, key=self._turn)
             ordered.sort(key=self._turn)
         budget = self.max_num_scheduled_tokens
-        ahead = 0
+        ahead, known = 0, set[str]()
         for contender in ordered:
             if ahead >= budget:
                 break
-            if not contender.held_blocks and contender.remaining_tokens:
-                self._look_up(contender)
+            self._look_up_once(contender, known)
             ahead += contender.remaining_tokens
-        return plan_step(
-            ordered,
-            budget,
-            self._capacity_blocks(),
-            self.max_num_active_reqs,
-            self.block_size,
-            overdue_since_s=now_s - self._starvation_s,
-            most_adapters=self._most_adapters,
-            partial=self._partial_budget(now_s) if self._bounds_partial else None,
-            begun=self._turns.begun(by_policy),
-        )
+        while True:
+            plan = plan_step(
+                ordered,
+                budget,
+                self._capacity_blocks(),
+                self.max_num_active_reqs,
+                self.block_size,
+                overdue_since_s=now_s - self._starvation_s,
+                most_adapters=self._most_adapters,
+                partial=self._partial_budget(now_s) if self._bounds_partial else None,
+                begun=self._turns.begun(by_policy),
+            )
+            # Behind those that do not fit there are others than were looked up: a hit takes free blocks.
+            if not [each for each in plan.grants if self._look_up_once(each.contender, known)]:
+                return plan
 
     def _partial_budget(self, now_s: float) -> PartialBudget:
         """So that a prompt that is whole meanwhile waits for a short step at most; of a block at least."""
@@ -208,6 +211,16 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         fits = needed <= self._idle_room_blocks
         self._idle_room_blocks -= needed * fits
         return fits
+
+    def _look_up_once(self, contender: Contender, known: set[str]) -> bool:
+        """known: by name, those that were looked up for this plan, or that there was nothing to look up for."""
+        if contender.request_id in known:
+            return False
+        known.add(contender.request_id)
+        is_new = not contender.held_blocks and contender.remaining_tokens > 0
+        if is_new:
+            self._look_up(contender)
+        return is_new
 
     def _look_up(self, contender: Contender) -> None:
         """What the prefix cache has of a contender that holds nothing, in either tier. Changes nothing of the cache.

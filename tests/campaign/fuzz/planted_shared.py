@@ -14,7 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from cluster_core.objectives import RequestClass
 from decode_worker import chunk_bounding
 from decode_worker.chunk_bounding import ChunkBounding, _Begun
-from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom, spare_s
+from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom
 from prefill_worker.policies import Contender
 from prefill_worker.prompt_turns import PromptTurns
 from shared_worker.engine_scheduler import SharedMixin
@@ -94,15 +94,6 @@ def _all_are_taken_for_best_effort() -> AbstractContextManager[Any]:
     return mock.patch.object(chunk_bounding, "class_of", lambda priority: RequestClass.BEST_EFFORT)
 
 
-def _what_one_class_can_spare_is_taken_from_another() -> AbstractContextManager[Any]:
-    def of_all(self: Any, answering: Iterable[Any], now_s: float) -> float:
-        held = [each for each in answering if self._tpot_s(each)]
-        had = zip(held, self._progress(held, now_s), strict=True)
-        return spare_s(tokens * self._tpot_s(each) - took_s for each, (tokens, took_s) in had)
-
-    return mock.patch.object(ChunkBounding, "_spare_s", of_all)
-
-
 def _prompts_keep_their_blocks_before_what_has_landed() -> AbstractContextManager[Any]:
     begun = PromptTurns.begun
 
@@ -119,9 +110,6 @@ SHARED_PLANTS: Mapping[str, Plant] = {
     ),
     "all_are_taken_for_best_effort": Plant(
         "whoever decodes beside best effort has its pace", _all_are_taken_for_best_effort
-    ),
-    "what_one_class_can_spare_is_taken_from_another": Plant(
-        "many of best effort outvote the one that somebody reads", _what_one_class_can_spare_is_taken_from_another
     ),
     "the_step_that_runs_counts_for_nothing": Plant(
         "what decodes have to spare is spent twice", _the_step_that_runs_counts_for_nothing

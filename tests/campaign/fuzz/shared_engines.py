@@ -5,7 +5,7 @@ ones, prompts whose blocks are leased and read elsewhere, requests whose KV is p
 another engine has emitted. Besides what is asked there:
     the bound       beside decodes no step computes more of prompts than their objective allows, unless it says why;
                     for a first token that would be late no more than decodes have to spare
-    pulled first    what has landed is computed in the next step that has a place for it
+    pulled first    what has landed is computed in the next step that has a place for it, before prompts of its priority
     leases          whoever pulls finds the KV of the prompt, however late
     the batch       the core knows of those that decode here, and of nobody else, what vLLM knows
 """
@@ -159,9 +159,12 @@ class SharedSimulation(Simulation):
         if tpot_s and not by_memory and any(computed.get(name) == 1 for name in decoding):
             left_out = len(holding - computed.keys())
             self._check_bound(tpot_s, prompt_tokens, left_out, spare if by_first_token else 0.0)
-        # Where blocks are short for decodes as well, leases hold them.
-        for name in landed if any(tokens > 1 for tokens in computed.values()) else ():
-            self.passed_over[name] = 0 if name in computed else self.passed_over.get(name, 0) + 1
+        # Where blocks are short for decodes as well, leases hold them; where for some, who goes first has them.
+        priority_of = {name: scheduler.requests[name].priority for name in (*landed, *computed)}
+        last = max((priority_of[name] for name, tokens in computed.items() if tokens > 1), default=None)
+        for name in landed if last is not None else ():
+            passed_over = name not in computed and priority_of[name] <= last
+            self.passed_over[name] = self.passed_over.get(name, 0) + 1 if passed_over else 0
             assert self.passed_over[name] <= _MOST_STEPS_LANDED, f"{name} has landed and waits behind prompts"
         return output
 

@@ -1,15 +1,18 @@
 """Prompts beside running decodes: how much of them a step computes, and who has what was pulled goes first."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from vllm.v1.request import RequestStatus
 
 from cluster_core.engine_reports import EngineCosts
-from decode_worker.step_bound import Limit
+from decode_worker.chunk_bounding import ChunkBounding
+from decode_worker.step_bound import Limit, spare_s
 from tests.campaign.fuzz.kv_checking_runner import LOAD_STEPS, expected_tokens
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine, SteppedClock
 from tests.integration.decode_scheduler.requests import GREEDY, MakeEngine, status, text, until
+from tests.planting import planted
 
 pytestmark = pytest.mark.integration
 
@@ -80,10 +83,8 @@ def test_a_step_keeps_the_strictest_objective_of_those_who_decode_in_it(
     assert max(chunks(engine, "long")) == most
 
 
-def test_those_of_best_effort_do_not_outvote_the_one_that_has_nothing_to_spare(
-    make_engine: MakeEngine, clock: SteppedClock
-) -> None:
-    """Ten of best effort have minutes to spare: of eleven together one has no say."""
+def beside_ten_of_best_effort(make_engine: MakeEngine, clock: SteppedClock) -> int:
+    """How much is computed of a late prompt in a step of one that has nothing to spare, and ten that have minutes."""
     engine = make_engine(decode=GREEDY, tpot_s=TPOT_S, best_effort_tpot_s=1000 * TPOT_S, ttft_s=0.01, places=16)
     for number in range(10):
         decoding(engine, f"best effort {number}", priority=1)
@@ -94,8 +95,26 @@ def test_those_of_best_effort_do_not_outvote_the_one_that_has_nothing_to_spare(
     engine.add("late", text("late", 20), 2)
     engine.turn()
     engine.turn()
+    return max(chunks(engine, "late"))
 
-    assert max(chunks(engine, "late")) <= BOUND
+
+def test_those_of_best_effort_do_not_outvote_the_one_that_has_nothing_to_spare(
+    make_engine: MakeEngine, clock: SteppedClock
+) -> None:
+    """Of eleven together one has no say."""
+    assert beside_ten_of_best_effort(make_engine, clock) <= BOUND
+
+
+def test_what_one_class_can_spare_that_is_taken_from_another_is_noticed(
+    make_engine: MakeEngine, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_all(self: ChunkBounding, answering: Iterable[Any], now_s: float) -> float:
+        each = list(answering)
+        had = zip(each, self._progress(each, now_s), strict=True)
+        return spare_s(tokens * self._tpot_s(request) - took_s for request, (tokens, took_s) in had)
+
+    planted(monkeypatch, ChunkBounding, "_spare_s", of_all)
+    assert beside_ten_of_best_effort(make_engine, clock) > BOUND
 
 
 @pytest.mark.parametrize("fields", [{"tpot_s": TPOT_S}, {}], ids=["nothing decodes", "no objective"])

@@ -186,3 +186,22 @@ def test_no_two_mixins_have_a_name_in_common_that_is_not_vllms() -> None:
         if not issubclass(one, other):
             both = vars(one).keys() & vars(other).keys() - theirs
             assert not {name for name in both if not name.startswith("__")}, f"{one.__name__}, {other.__name__}"
+
+
+def test_blocks_of_a_hit_are_made_room_for_also_behind_a_prompt_that_does_not_fit(make_engine: MakeEngine) -> None:
+    """What is cached is free memory until somebody takes it up."""
+    engine = make_engine(blocks=41, places=12, token_budget=32, policy="fcfs")
+    engine.add("before", text("cached", 12), 1)
+    engine.add("leased", [*text("leased", 15), 0], 1, transfer=dict(HANDS_OFF))
+    until(engine, lambda: len(engine.answers) == 2)
+    engine.open("session", text("session", 12))
+    until(engine, lambda: status(engine, "session") is PARKED)
+    assert engine.free_blocks() == 12 and not engine.runner.read_leases
+    engine.outputs.clear()
+    engine.add("does not fit", text("other", 26), 1)
+    engine.add("hits", [*text("cached", 12), *text("more", 1)], 1)
+    engine.turn()
+    assert computed(engine, "hits") == BLOCK_SIZE
+    engine.abort("session")
+    engine.drain()
+    assert engine.answers["hits"] == expected_tokens([*text("cached", 12), *text("more", 1)], 1)
