@@ -24,8 +24,8 @@ class EvictionOrder:
     """Of one tier of a tree. `is_referenced(id)`: whether anything but the tree holds this block or slot.
 
     keeps: the runs that it orders; None: all that it is told of. runs: how many those are at most; None: all of the
-    tree. Entries, those among them that mean nothing any more, are at most a few for each run that there was when it was
-    last told of one.
+    tree. Entries, those among them that mean nothing any more, are at most a few for each run that there was when it
+    was last told of one.
     """
 
     def __init__(
