@@ -87,14 +87,10 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             # Who needs one token also keeps its blocks before prompts do.
             by_policy = sorted(by_policy, key=self._turn)
             ordered.sort(key=self._turn)
-        budget = self.max_num_scheduled_tokens
-        ahead, known = 0, set[str]()
-        for contender in ordered:
-            if ahead >= budget:
-                break
-            self._look_up_once(contender, known)
-            ahead += contender.remaining_tokens
+        budget = reach = self.max_num_scheduled_tokens
+        known = set[str]()
         while True:
+            self._look_up_within(ordered, reach, known)
             plan = plan_step(
                 ordered,
                 budget,
@@ -106,9 +102,22 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
                 partial=self._partial_budget(now_s) if self._bounds_partial else None,
                 begun=self._turns.begun(by_policy),
             )
-            # Behind those that do not fit there are others than were looked up: a hit takes free blocks.
-            if not [each for each in plan.grants if self._look_up_once(each.contender, known)]:
+            if all(grant.contender.request_id in known for grant in plan.grants):
                 return plan
+            # Behind those that do not fit there are others. A hit takes free blocks, so vLLM would refuse them.
+            reach *= 2
+
+    def _look_up_within(self, ordered: list[Contender], reach: int, known: set[str]) -> None:
+        """Those that come first, as far as they have so many tokens to compute. known: by name, who has been."""
+        ahead = 0
+        for contender in ordered:
+            if ahead >= reach:
+                break
+            if contender.request_id not in known:
+                known.add(contender.request_id)
+                if not contender.held_blocks and contender.remaining_tokens:
+                    self._look_up(contender)
+            ahead += contender.remaining_tokens
 
     def _partial_budget(self, now_s: float) -> PartialBudget:
         """So that a prompt that is whole meanwhile waits for a short step at most; of a block at least."""
@@ -211,16 +220,6 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         fits = needed <= self._idle_room_blocks
         self._idle_room_blocks -= needed * fits
         return fits
-
-    def _look_up_once(self, contender: Contender, known: set[str]) -> bool:
-        """known: by name, those that were looked up for this plan, or that there was nothing to look up for."""
-        if contender.request_id in known:
-            return False
-        known.add(contender.request_id)
-        is_new = not contender.held_blocks and contender.remaining_tokens > 0
-        if is_new:
-            self._look_up(contender)
-        return is_new
 
     def _look_up(self, contender: Contender) -> None:
         """What the prefix cache has of a contender that holds nothing, in either tier. Changes nothing of the cache.

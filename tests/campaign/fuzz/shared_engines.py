@@ -159,7 +159,7 @@ class SharedSimulation(Simulation):
         if tpot_s and not by_memory and any(computed.get(name) == 1 for name in decoding):
             left_out = len(holding - computed.keys())
             self._check_bound(tpot_s, prompt_tokens, left_out, spare if by_first_token else 0.0)
-        # Where blocks are short for decodes as well, leases hold them; where for some, who goes first has them.
+        # Where blocks are short for decodes as well, leases hold them. Where there are some, lower priorities go first.
         priority_of = {name: scheduler.requests[name].priority for name in (*landed, *computed)}
         last = max((priority_of[name] for name, tokens in computed.items() if tokens > 1), default=None)
         for name in landed if last is not None else ():

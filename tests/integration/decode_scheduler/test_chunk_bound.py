@@ -117,6 +117,20 @@ def test_what_one_class_can_spare_that_is_taken_from_another_is_noticed(
     assert beside_ten_of_best_effort(make_engine, clock) > BOUND
 
 
+def test_a_step_took_what_was_computed_in_it(make_engine: MakeEngine) -> None:
+    """A prompt that is pulled beside it has tokens, too, and none of them is computed."""
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S, best_effort_tpot_s=0.0)
+    decoding(engine, priority=1)
+    engine.remote_tokens["pulled"] = 10 * BLOCK_SIZE
+    engine.add("pulled", text("pulled", 10), 3, transfer={"do_remote_prefill": True})
+    engine.add("prompt", text("prompt", 1), 2)
+    engine.turn()
+    assert chunks(engine, "prompt") == [BLOCK_SIZE] and not chunks(engine, "pulled")
+    # What the next step is planned by, if this one still runs.
+    assert engine.scheduler._last_step_s == pytest.approx(0.010 + 0.001 * BLOCK_SIZE)
+    engine.drain()
+
+
 @pytest.mark.parametrize("fields", [{"tpot_s": TPOT_S}, {}], ids=["nothing decodes", "no objective"])
 def test_else_a_prompt_takes_the_whole_step(make_engine: MakeEngine, fields: dict[str, float]) -> None:
     engine = make_engine(decode=GREEDY, **fields)

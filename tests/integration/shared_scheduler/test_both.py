@@ -1,12 +1,15 @@
 """One scheduler that does both: sessions, prompts for others, pulled and whole requests beside each other."""
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 from vllm.v1.request import RequestStatus
 
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.step_bound import Limit
+from prefill_worker import two_phase
+from prefill_worker.planning import StepPlan, plan_step
 from prefill_worker.streaming_request import PARKED
 from shared_worker.engine_scheduler import SharedMixin, SharedScheduler
 from tests.campaign.fuzz.kv_checking_runner import LOAD_STEPS, expected_tokens
@@ -205,3 +208,30 @@ def test_blocks_of_a_hit_are_made_room_for_also_behind_a_prompt_that_does_not_fi
     engine.abort("session")
     engine.drain()
     assert engine.answers["hits"] == expected_tokens([*text("cached", 12), *text("more", 1)], 1)
+
+
+def test_a_step_is_planned_a_few_times_however_many_hits_wait_behind_what_does_not_fit(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(blocks=241, places=40, token_budget=96, policy="fcfs")
+    engine.add("before", text("cached", 12), 1)
+    engine.add("leased", [*text("leased", 15), 0], 1, transfer=dict(HANDS_OFF))
+    until(engine, lambda: len(engine.answers) == 2)
+    engine.open("session", text("session", 1))
+    until(engine, lambda: status(engine, "session") is PARKED)
+    engine.add("does not fit", text("other", 226), 1)
+    for number in range(15):
+        engine.add(f"hits {number}", [*text("cached", 12), number], 1)
+    plans: list[StepPlan] = []
+
+    def counted(*args: Any, **kwargs: Any) -> StepPlan:
+        plans.append(plan_step(*args, **kwargs))
+        return plans[-1]
+
+    # Work is counted.
+    monkeypatch.setattr(two_phase, "plan_step", counted)
+    engine.turn()
+    assert len(plans[-1].grants) == 15
+    assert len(plans) <= 8
+    engine.abort("session")
+    engine.drain()

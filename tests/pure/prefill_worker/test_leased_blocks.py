@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prefill_worker.leased_blocks import LeasedBlocks
 from prefill_worker.planning import plan_step
 from prefill_worker.policies import Contender
-from tests.pure.prefill_worker.test_begun_prompts import BLOCK, contender, names
+from tests.pure.prefill_worker.test_begun_prompts import BLOCK, B, contender, names
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ def test_each_is_counted_once_and_found_in_front(
 ) -> None:
     leased = LeasedBlocks()
     for step in steps:
-        # A name stands for what it holds, as a request's does: of another one it is another.
-        holders = {f"{name}{holds}": blocks_of(holds) for name, holds in step.items()}
+        holders = {name: blocks_of(holds) for name, holds in step.items()}
         leased.look(holders)
         there = {block for blocks in holders.values() for block in blocks}
         assert len(leased) == len(there)
@@ -44,6 +43,14 @@ def test_what_a_load_adds_is_seen() -> None:
     leased.look({"load": blocks_of((1,))})
     leased.look({"load": blocks_of((1, 2))})
     assert len(leased) == 2
+
+
+def test_one_that_holds_others_meanwhile_is_read_again() -> None:
+    """A load that failed and began anew, while no step was planned."""
+    leased = LeasedBlocks()
+    leased.look({"load": blocks_of((1, 2))})
+    leased.look({"load": blocks_of((1, 0))})
+    assert leased.in_front(blocks_of((1, 0))) == 2 and leased.in_front(blocks_of((1, 2))) == 1
 
 
 def granted(asking: Contender, capacity_blocks: int) -> list[str]:
@@ -70,3 +77,20 @@ def test_what_nobody_can_take_still_pays_for_what_it_is_to_have() -> None:
     assert names([grant.contender for grant in plan.grants]) == ["first"]
     plan = plan_step([first, second], 1000, 4 + 2 + 2, 9, BLOCK)
     assert names([grant.contender for grant in plan.grants]) == ["first", "second"]
+
+
+def test_blocks_that_begin_as_those_that_are_kept_are_there_once() -> None:
+    """Six blocks are kept for one that goes first; another one has six as well, four of them the same."""
+    first, second = contender("first", 96, held=5), contender("second", 96, held=5, whose=B)
+    for each in (first, second):
+        each.shared_blocks, each.first_block = 4, 7
+
+    def of_second(capacity_blocks: int) -> bool:
+        plan = plan_step([second, first], 1000, capacity_blocks, 1, BLOCK, begun=[first])
+        return names([grant.contender for grant in plan.grants]) == ["second"]
+
+    assert [of_second(6 + 1), of_second(6 + 2)] == [False, True]
+    second.first_block = 9
+    assert not of_second(6 + 2), "nothing is shared"
+    second.first_block, second.priority = 7, -1
+    assert of_second(6), "nothing is kept from it"
