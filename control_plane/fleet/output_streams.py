@@ -5,15 +5,14 @@ the call is over, nobody. Memory is bounded by what the calls may generate. A st
 next one opens another.
 """
 
-import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
-from rachis import conventions
+from rachis import conventions, grpc_private
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core import event_log
@@ -67,13 +66,13 @@ class OutputStream:
         self._call = call
         self._close_if_unused()
         try:
-            await _write(call, wire.StreamOutputsRequest(generation=generation, stream_id=self.stream_id))
+            await grpc_private.write(call, wire.StreamOutputsRequest(generation=generation, stream_id=self.stream_id))
             while (message := await conventions.next_message(call)) is not None:
                 self.taken += 1
                 if self.is_open:
                     self._deliver(message)
                     if message.acknowledge:
-                        await _write(call, wire.StreamOutputsRequest())
+                        await grpc_private.write(call, wire.StreamOutputsRequest())
                 else:
                     self.is_open = True
                     self._tell_all()
@@ -141,9 +140,3 @@ class OutputStreams:
         finally:
             if self._streams.get((address, generation)) is stream:
                 del self._streams[address, generation]
-
-
-async def _write(call: Any, request: wire.StreamOutputsRequest) -> None:
-    """After the call's end it does nothing: whoever reads what is left is told why it ended."""
-    with suppress(asyncio.InvalidStateError):
-        await call.write(request)

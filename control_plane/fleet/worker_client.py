@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
-from rachis import conventions
+from rachis import conventions, grpc_private
 from rachis.metadata_channel import Metadata, MetadataChannel
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
@@ -340,8 +340,7 @@ class SessionCall:
 
     async def write(self, request: wire.PrefillSessionRequest) -> None:
         """Waits while the worker takes nothing in. After the call's end it does nothing: `read` says why it ended."""
-        with contextlib.suppress(asyncio.InvalidStateError), _translated(self._worker):
-            await self._call.write(request)
+        await grpc_private.write(self._call, request)
 
     async def read(self) -> wire.PrefillSessionResponse:
         """Raises WorkerLostError when the worker ended the stream, and what the call ended with."""

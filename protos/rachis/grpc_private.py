@@ -1,4 +1,4 @@
-"""What the client touches of grpcio that is private: a write to a call, without its verdict on the call.
+"""What clients touch of grpcio that is private: a write to a call, without its verdict on the call.
 
 A write that fails because the call is over makes grpcio replace the call's status by INTERNAL and end the reading of it
 (grpc/grpc#36066): what the router has answered, and why it ended, would be lost.
@@ -12,7 +12,10 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
 
 async def write(call: Any, message: Message) -> bool:
     """Waits while the window is full. False where the call takes nothing any more; reading it tells why."""
-    await call._metadata_sent.wait()
+    if not (call.done() or call._metadata_sent.is_set()):
+        # Of a call that is over before its metadata has gone out nobody else says so.
+        call.add_done_callback(lambda over: over._metadata_sent.set())
+        await call._metadata_sent.wait()
     if call.done():
         return False
     try:

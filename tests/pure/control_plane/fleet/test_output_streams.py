@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
@@ -41,6 +42,9 @@ class Call:
         self._error: Exception | None = None
         self.written: list[Any] = []
         self.is_cancelled = False
+        self._cython_call = self
+        self._metadata_sent = asyncio.Event()
+        self._metadata_sent.set()
 
     def send(self, message: Any) -> None:
         self._messages.put_nowait(message)
@@ -60,11 +64,16 @@ class Call:
             return message
         return grpc.aio.EOF  # type: ignore[attr-defined]  # missing in grpc-stubs
 
-    async def write(self, request: Any) -> None:
+    # What `rachis.grpc_private` writes by.
+
+    def done(self) -> bool:
+        return self._error is not None
+
+    async def send_serialized_message(self, message: bytes) -> None:
         await asyncio.sleep(0)
         if self._error is not None:
-            raise asyncio.InvalidStateError
-        self.written.append(request)
+            raise cygrpc.InternalError
+        self.written.append(wire.StreamOutputsRequest.FromString(message))
 
     def cancel(self) -> None:
         self.is_cancelled = True

@@ -1,0 +1,67 @@
+"""A write to a call that is over returns, and leaves it to reading to tell why."""
+
+import asyncio
+from collections.abc import Callable
+
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
+from rachis import grpc_private
+from rachis.v1 import router_pb2 as api
+
+
+class Call:
+    """As grpcio has it. breaks: the transport is gone, and nobody knows yet why."""
+
+    def __init__(self, *, breaks: bool = False) -> None:
+        self._metadata_sent = asyncio.Event()
+        self._cython_call = self
+        self.breaks = breaks
+        self.is_over = False
+        self.sent: list[bytes] = []
+        self._callbacks: list[Callable[[Call], None]] = []
+
+    def done(self) -> bool:
+        return self.is_over
+
+    def add_done_callback(self, callback: "Callable[[Call], None]") -> None:
+        self._callbacks.append(callback)
+
+    def end(self) -> None:
+        self.is_over = True
+        for each in self._callbacks:
+            each(self)
+
+    def begin(self) -> None:
+        self._metadata_sent.set()
+
+    async def send_serialized_message(self, message: bytes) -> None:
+        if self.breaks:
+            raise cygrpc.InternalError("execute_batch")
+        self.sent.append(message)
+
+
+MESSAGE = api.StreamGenerateRequest()
+
+
+async def test_it_waits_until_the_call_has_begun() -> None:
+    call = Call()
+    writing = asyncio.ensure_future(grpc_private.write(call, MESSAGE))
+    await asyncio.sleep(0)
+    assert not call.sent
+    call.begin()
+    assert await writing and call.sent == [MESSAGE.SerializeToString()]
+
+
+async def test_a_call_that_is_over_before_it_has_begun_is_waited_for_no_more() -> None:
+    call = Call()
+    writing = asyncio.ensure_future(grpc_private.write(call, MESSAGE))
+    await asyncio.sleep(0)
+    call.end()
+    assert not await writing
+    assert not await grpc_private.write(call, MESSAGE)
+    assert not call.sent
+
+
+async def test_a_write_that_fails_is_no_verdict() -> None:
+    call = Call(breaks=True)
+    call.begin()
+    assert not await grpc_private.write(call, MESSAGE)
