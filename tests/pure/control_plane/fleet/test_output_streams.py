@@ -1,12 +1,9 @@
 """What a decode call gets through its worker's output stream, and what it ends with when either of the two ends."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import pytest
-from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
@@ -24,6 +21,7 @@ from control_plane.fleet.worker_client import (
 )
 from control_plane.model.worker_snapshot import WorkerSnapshot
 from tests import simulated_time
+from tests.fakes.grpc_call import Call
 
 WORKER = WorkerSnapshot(WorkerId("decode-0"), 1, wire.POOL_DECODE, "a:1")
 STARTED = wire.DecodeResponse(started=wire.DecodeStarted(cached_tokens=2))
@@ -32,51 +30,6 @@ END = wire.DecodeResponse(end=wire.DecodeEnd(completion_tokens=3))
 
 def broken(details: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
-
-
-class Call:
-    """Of either kind, as gRPC has it: messages, and how it ends."""
-
-    def __init__(self) -> None:
-        self._messages: asyncio.Queue[Any] = asyncio.Queue()
-        self._error: Exception | None = None
-        self.written: list[Any] = []
-        self.is_cancelled = False
-        self._cython_call = self
-        self._metadata_sent = asyncio.Event()
-        self._metadata_sent.set()
-
-    def send(self, message: Any) -> None:
-        self._messages.put_nowait(message)
-
-    def end(self, error: Exception | None = None) -> None:
-        self._error = error
-        self._messages.put_nowait(None)
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        while (message := await self._messages.get()) is not None:
-            yield message
-        if self._error is not None:
-            raise self._error
-
-    async def read(self) -> Any:
-        async for message in self:
-            return message
-        return grpc.aio.EOF  # type: ignore[attr-defined]  # missing in grpc-stubs
-
-    # What `rachis.grpc_private` writes by.
-
-    def done(self) -> bool:
-        return self._error is not None
-
-    async def send_serialized_message(self, message: bytes) -> None:
-        await asyncio.sleep(0)
-        if self._error is not None:
-            raise cygrpc.InternalError
-        self.written.append(wire.StreamOutputsRequest.FromString(message))
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
 
 
 class World:
