@@ -24,6 +24,8 @@ class MixedTraffic:
     budget: int = BUDGET
     # By how much of it a step may take longer, or shorter.
     noise: float = 0.0
+    # The host is late for each step, by so much in the mean.
+    late_s: float = 0.0
     speed: StepSpeed = field(default_factory=StepSpeed)
     now_s: float = 0.0
     rng: random.Random = field(default_factory=lambda: random.Random(1))
@@ -31,6 +33,7 @@ class MixedTraffic:
     def step(self, tokens: int) -> float:
         """Returns what it took."""
         took_s = (self.fixed_s + tokens / self.per_s) * (1 + self.rng.uniform(-self.noise, self.noise))
+        took_s += self.rng.expovariate(1 / self.late_s) if self.late_s else 0.0
         step = object()
         self.speed.began(step, tokens, self.now_s)
         self.now_s += took_s
@@ -80,6 +83,22 @@ def test_it_recovers_from_steps_of_one_token_within_a_second(fixed_s: float) -> 
 def test_a_step_takes_what_it_may_or_four_times_what_any_costs(fixed_s: float, step_s: float) -> None:
     traffic = MixedTraffic(fixed_s, budget=16_384)
     assert traffic.steps(5.0)[1] == pytest.approx(step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("late_s", [0.002, 0.005])
+def test_a_host_that_is_often_late_does_not_throw_the_limit_about(late_s: float, seed: int) -> None:
+    """By the last steps of two sizes alone, one step in four was half or double of what is right, or further."""
+    traffic = MixedTraffic(0.010, budget=8192, late_s=late_s, rng=random.Random(seed))
+    traffic.steps(3.0)
+    right = 3 * (0.010 + late_s) * PER_S
+    limits = []
+    for _ in range(1000):
+        # Some prompts end before.
+        share = traffic.rng.uniform(0.02, 1.0) if traffic.rng.random() < 0.3 else 1.0
+        traffic.step(int(max(BLOCK, share * traffic.speed.turn_step_tokens)))
+        limits.append(traffic.speed.turn_step_tokens)
+    assert sum(right / 2 < limit < 2 * right for limit in limits) > 0.95 * len(limits)
 
 
 @pytest.mark.parametrize(
