@@ -2,6 +2,7 @@
 
     Flood      one tenant asks for a few prefixes again and again; between two of its requests another one sends prompts
                that nobody has sent before, `repeats` of each one after the other, so that they look hot as well
+    Chats      as Flood, but the first tenant has conversations: each of its prompts goes on from an earlier one
     Visitors   three tenants ask for prefixes that fill the cache; others come once, send a few prompts and go
 
 There is no engine and no time in it: requests run one by one through the classes of a worker.
@@ -60,6 +61,37 @@ class Flood:
 
 
 @dataclass(frozen=True, slots=True)
+class Chats:
+    requests: int = 300
+    # At once; one that has had all its turns begins anew.
+    chats: int = 6
+    turns: int = 4
+    turn_blocks: int = 4
+    # What all chats begin with.
+    system_blocks: int = 0
+    flood_prompts: int = 2
+    flood_blocks: int = 8
+    repeats: int = 3
+    device_blocks: int = 200
+    host_blocks: int = 0
+
+    def prompts(self, seed: int) -> Iterator[tuple[TenantShare, TraceRequest, bool]]:
+        rng, numbers = random.Random(seed), count(1)
+        system = _take(numbers, self.system_blocks)
+        most = self.system_blocks + self.turns * self.turn_blocks
+        chats = [system] * self.chats
+        for _ in range(self.requests):
+            chat = rng.randrange(self.chats)
+            before = chats[chat] if len(chats[chat]) < most else system
+            chats[chat] = [*before, *_take(numbers, self.turn_blocks)]
+            yield HOT, _request(chats[chat]), True
+            for _ in range(self.flood_prompts):
+                prompt = _request(_take(numbers, self.flood_blocks))
+                for _ in range(self.repeats):
+                    yield FLOODING, prompt, False
+
+
+@dataclass(frozen=True, slots=True)
 class Visitors:
     requests: int = 1200
     # Of all requests, those of visitors.
@@ -107,7 +139,10 @@ def _request(hashes: list[int]) -> TraceRequest:
 
 
 if __name__ == "__main__":
-    for scene in (Flood(), Flood(repeats=3), Flood(repeats=3, host_blocks=1000), Visitors(), Visitors(share=0.4)):
+    scenes: list[Scene] = [Flood(), Flood(repeats=3), Flood(repeats=3, host_blocks=1000)]
+    scenes += [Visitors(), Visitors(share=0.4), Chats(), Chats(turns=12, turn_blocks=1), Chats(flood_prompts=6)]
+    scenes += [Chats(system_blocks=8), Chats(flood_prompts=0), Chats(turns=12, turn_blocks=1, flood_prompts=0)]
+    for scene in scenes:
         for policy in ("rachis", "lru", "lfu", "2q", "hotprefix"):
             without, shared = hit_ratio(scene, policy, 0), hit_ratio(scene, policy, 4)
             print(f"{scene} {policy:9} {without:.3f} {shared:.3f}", flush=True)

@@ -3,7 +3,7 @@
 A lazy heap of the tenants that claim room, an order of eviction for each, and two that cut across them:
     claimed      leaves of a tenant that claims room (`kv_transfer.tiers.owners`): its own order
     unclaimed    leaves of the others, which asked too long ago, and of nobody
-    unproven     leaves of all tenants that were asked for once only
+    unproven     leaves of all tenants that were asked for once only, and are no turn of a conversation
 The tenant with most blocks for its weight gives its coldest leaf, or a colder unclaimed one goes. Before a leaf that
 was asked for again, an unproven one goes that is colder: room is no share of anybody's for what never comes again. So a
 tenant fills what nobody else claims, gives it back block by block once others ask, and keeps what it asks for again as
@@ -32,7 +32,7 @@ _Entry = tuple[float, int, Owner]
 class EvictionShares:
     """Of one tier of a tree. `is_referenced(id)`: whether anything but the tree holds this block or slot.
 
-    is_proven(hash): whether a block was asked for more than once.
+    is_proven(hash): whether a block was asked for more than once, or goes on from the end of an earlier prompt.
     """
 
     def __init__(

@@ -66,6 +66,8 @@ class PrefixTiers:
         self._copying: dict[int, BlockHash] = {}
         self._promotions = Promotions(self.tree, policy, self.slots, self._orders[Tier.DEVICE], rules, self.counters)
         self._awaited: OrderedDict[BlockHash, None] = OrderedDict()
+        # Blocks with which a prompt went on from the end of an earlier one, as a conversation does.
+        self._continued: set[BlockHash] = set()
 
     # What happens to prompts and device blocks.
 
@@ -79,7 +81,10 @@ class PrefixTiers:
         self.policy.accessed(hashes)
         if self._promotions.unused:
             self._promotions.accessed(hashes)
-        for each in self.tree.missing(hashes):
+        missing = self.tree.missing(hashes)
+        if missing and self._goes_on(hashes, missing[0]):
+            self._continued.update(missing)
+        for each in missing:
             self._awaited.pop(each, None)
             self._awaited[each] = None
         while len(self._awaited) > MOST_AWAITED:
@@ -266,6 +271,7 @@ class PrefixTiers:
             "a slot is free too early"
         )
         assert len(self.tracker) <= len(self.tree) + len(self._awaited), "what is nowhere is not forgotten"
+        assert all(each in self.tree or each in self._awaited for each in self._continued), "what is nowhere goes on"
 
     # Inside.
 
@@ -273,8 +279,20 @@ class PrefixTiers:
         for order in self._orders.values():
             order.forget(owner)
 
+    def _goes_on(self, hashes: Sequence[BlockHash], missing: BlockHash) -> bool:
+        """Whether the last block that is there is asked for the second time, and nothing has gone on from it yet.
+
+        What comes behind a common beginning is one of many.
+        """
+        there = hashes[: hashes.index(missing)]
+        if not there or self.tracker.hotness(there[-1]).frequency != 2:
+            return False
+        # Of a prompt that was looked at before, the beginning of these blocks is none of a prefix.
+        path = [node for node, _ in self.tree.path(there)]
+        return bool(path) and path[-1].hashes[-1] == there[-1] and not path[-1].children
+
     def _is_proven(self, block_hash: BlockHash) -> bool:
-        return self.tracker.hotness(block_hash).frequency > 1
+        return self.tracker.hotness(block_hash).frequency > 1 or block_hash in self._continued
 
     def _became_leaf(self, node: Node, tier: Tier) -> None:
         self._orders[tier].became_leaf(node)
@@ -352,3 +370,4 @@ class PrefixTiers:
     def _forget(self, hashes: Sequence[BlockHash]) -> None:
         self.policy.forget(hashes)
         self.tracker.forget(hashes)
+        self._continued.difference_update(hashes)

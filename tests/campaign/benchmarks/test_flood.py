@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.prefix_cache.flood import BLOCK_TOKENS, FLOODING, HOT, Flood, Visitors, hit_ratio
+from benchmarks.prefix_cache.flood import BLOCK_TOKENS, FLOODING, HOT, Chats, Flood, Visitors, hit_ratio
 from benchmarks.prefix_cache.replay import RECIPES, Replay
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers.eviction_shares import EvictionShares
+from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from tests.planting import planted
 
 SMALL = Flood(requests=32, prefixes=4, prefix_blocks=8, own_blocks=2, device_blocks=200, host_blocks=0)
@@ -33,6 +34,23 @@ def test_tenants_that_come_once_do_not_drive_out_what_is_asked_for_again(turnove
     """However long a share is kept: what was asked for once is no share."""
     scene = Visitors(requests=200, share=0.3, prefixes=4, prefix_blocks=16, own_blocks=4, device_blocks=200)
     assert hit_ratio(scene, "rachis", turnovers) >= hit_ratio(scene, "rachis", 0)
+
+
+CHATS = Chats(requests=150, turns=12, turn_blocks=1)
+ALONE = replace(CHATS, flood_prompts=0)
+
+
+@pytest.mark.parametrize("policy", ["lru", "rachis"])
+def test_conversations_hit_beside_a_flood_nearly_as_much_as_alone(policy: str) -> None:
+    """Their newest turns, which were asked for once, as well."""
+    assert hit_ratio(CHATS, policy, 4) > 0.98 * hit_ratio(ALONE, policy, 4)
+
+
+@pytest.mark.parametrize("policy", ["lru", "rachis"])
+def test_newest_turns_that_are_nobodys_share_are_seen(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, PrefixTiers, "_goes_on", lambda self, hashes, missing: False)
+    with pytest.raises(AssertionError):
+        test_conversations_hit_beside_a_flood_nearly_as_much_as_alone(policy)
 
 
 def test_a_share_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from unittest import mock
 
+from cluster_core.engine_jobs import TenantShare
 from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed
 from kv_transfer.tiers.hotness import HotnessTracker
 from kv_transfer.tiers.hotness_filter import HotnessFilter
@@ -17,6 +18,7 @@ def make_tiers(host_slots: int, rules: TierRules) -> PrefixTiers:
     return PrefixTiers(LeastRecentlyUsed(), tracker, rules, host_slots, lambda block: False)
 
 
+CHATTING, FLOODING = TenantShare("chatting"), TenantShare("flooding")
 EVERYTHING = TierRules(Admission.EVERYTHING, promotion=False)
 
 
@@ -203,3 +205,31 @@ def test_a_copy_that_ends_after_a_reset_is_not_found() -> None:
     tiers.copied_out(copy)
     assert tiers.match(hashes).host == []
     assert tiers.slots.free == 4
+
+
+def serve(tiers: PrefixTiers, tenant: TenantShare, blocks: range, *prompts: tuple[int, ...]) -> None:
+    """One after the other; what is new lies in the next of these blocks."""
+    free = iter(blocks)
+    for prompt in prompts:
+        hashes = hashes_of(prompt)
+        tiers.accessed(hashes, tenant=tenant)
+        first = len(tiers.match(hashes).device)
+        tiers.cached(hashes, first, [next(free) for _ in hashes[first:]], tenant)
+
+
+def test_the_newest_turn_of_a_conversation_is_a_share_and_what_comes_once_behind_a_common_beginning_is_none() -> None:
+    """The other tenant has most, and has asked for all of it again."""
+    flood = (3, 3, 3, 3, 3)
+    for prompts, leaves in {
+        ((1,), (1, 2)): 104,
+        ((1,), (1, 2), (1, 2, 3)): 104,
+        # Two that begin alike, a beginning that is asked for often, and one from which another went on before.
+        ((1, 2), (1, 3)): 1,
+        ((1,), (1,), (1, 2)): 1,
+        ((1,), (1, 2), (1, 3)): 2,
+    }.items():
+        tiers = make_tiers(0, EVERYTHING)
+        serve(tiers, CHATTING, range(10), *prompts)
+        serve(tiers, FLOODING, range(100, 110), flood, flood)
+        assert tiers.coldest_device_block() == leaves, prompts
+        tiers.check_invariants()
