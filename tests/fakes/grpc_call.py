@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
+from grpc._cython import cygrpc
 from rachis.v1 import worker_pb2 as wire
 
 

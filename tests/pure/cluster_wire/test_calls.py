@@ -7,7 +7,7 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
-from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
+from grpc._cython import cygrpc
 from rachis import conventions, routers
 
 from cluster_core import errors

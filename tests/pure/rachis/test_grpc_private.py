@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from grpc._cython import cygrpc  # type: ignore[attr-defined]  # compiled
+import grpc
+from google.protobuf.message import Message
+from grpc._cython import cygrpc
+from grpc.aio import _call
 from rachis import grpc_private
 from rachis.v1 import router_pb2 as api
 
@@ -65,3 +68,31 @@ async def test_a_write_that_fails_is_no_verdict() -> None:
     call = Call(breaks=True)
     call.begin()
     assert not await grpc_private.write(call, MESSAGE)
+
+
+class Intercepted:
+    """What gRPC gives behind an interceptor."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.sent: list[Message] = []
+
+    async def write(self, message: Message) -> None:
+        if self.error is not None:
+            raise self.error
+        self.sent.append(message)
+
+
+def test_grpcio_has_the_names_that_are_touched() -> None:
+    """Another version may have others: a call would be written to as anybody would, and hide why it ended."""
+    assert {"_cython_call"} <= set(_call.Call.__init__.__code__.co_names)
+    assert {"_metadata_sent"} <= set(_call.StreamStreamCall._init_stream_request_mixin.__code__.co_names)
+    assert hasattr(cygrpc._AioCall, "send_serialized_message") and hasattr(cygrpc, "InternalError")
+
+
+async def test_a_call_behind_an_interceptor_is_written_to_as_anybody_would() -> None:
+    call = Intercepted()
+    assert await grpc_private.write(call, MESSAGE) and call.sent == [MESSAGE]
+    lost = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "", None)
+    for error in (asyncio.InvalidStateError(), lost):
+        assert not await grpc_private.write(Intercepted(error), MESSAGE)
