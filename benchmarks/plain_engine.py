@@ -55,7 +55,7 @@ async def plain_engine(config: RachisConfig) -> AsyncIterator[tuple[str, wire.Mo
                     raise StartError(f"the plain engine did not start: {lines[-1] if lines else 'no word'}") from None
                 yield address, model
             finally:
-                await _end(process, config.limits.stop_timeout_s)
+                await end(process, config.limits.stop_timeout_s)
 
 
 async def _announced(output: asyncio.StreamReader) -> tuple[str, wire.ModelInfo]:
@@ -67,7 +67,11 @@ async def _announced(output: asyncio.StreamReader) -> tuple[str, wire.ModelInfo]
     raise ValueError("ended early")
 
 
-async def _end(process: asyncio.subprocess.Process, timeout_s: float) -> None:
+async def end(process: asyncio.subprocess.Process, timeout_s: float) -> None:
+    """A child that serves until its standard input closes; killed where it goes on."""
+    assert process.stdin is not None
+    # `communicate` leaves it open where nothing is to be written.
+    process.stdin.close()
     try:
         async with asyncio.timeout(timeout_s):
             await process.communicate()

@@ -18,6 +18,8 @@ _FULL_WEIGHT = 8.0
 _LEAST_S = 1e-3
 # Of the fixed part and of the two kinds of work.
 _RIDGE = np.array([1e-6, 1e-4, 1e-4])
+# The three parts are solved anew after so many steps, and after a sixteenth of all where these are fewer.
+_SOLVED_EVERY = 16
 # Where there was no work of a kind at all.
 _TINY = 1e-300
 
@@ -87,20 +89,24 @@ class _Plane:
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, int], _Size] = {}
         self._steps = 0
-        # Solved when asked for: steps are many, and costs are read once in a while.
+        # None: to be solved when they are asked for.
         self._values: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
+        self._unsolved = 0
 
     def add(self, seconds: float, one: float, other: float, step_s: float) -> None:
         """step_s: of the whole step, whatever else is in it: an error counts as a share of that."""
         self._steps += 1
         key = math.frexp(one)[1], math.frexp(other)[1]
+        is_new = key not in self._sizes
         self._sizes.setdefault(key, _Size()).add(self._steps, (seconds, one, other, step_s))
-        self._values = None
+        self._unsolved += 1
+        if is_new or self._unsolved >= min(self._steps // _SOLVED_EVERY, _SOLVED_EVERY):
+            self._values = None
 
     @property
     def values(self) -> tuple[float, float, float]:
         if self._values is None:
-            self._values = self._solved()
+            self._values, self._unsolved = self._solved(), 0
         return self._values
 
     @property

@@ -115,9 +115,10 @@ async def test_mixed_requests_have_the_tokens_of_plain_vllm(world: World) -> Non
     rng = random.Random(5)
     trials = [_trial(rng) for _ in range(48)]
     found = await asyncio.gather(*(_answer(world, *trial) for trial in trials))
+    plain = (world.expected(prompt, model, **sampling) for prompt, model, sampling, _ in trials)
     outcomes = set()
-    for (prompt, model, sampling, _), (tokens, handoff) in zip(trials, found, strict=True):
-        assert tokens == await world.expected(prompt, model, **sampling), (model, sampling)
+    for trial, (tokens, handoff), expected in zip(trials, found, await asyncio.gather(*plain), strict=True):
+        assert tokens == expected, trial
         outcomes.add(handoff)
     assert generation.HANDOFF_OUTCOME_PULLED in outcomes
     assert generation.HANDOFF_OUTCOME_RECOMPUTED not in outcomes
@@ -162,17 +163,18 @@ async def test_choices_of_an_adapter(world: World) -> None:
 async def test_an_answer_goes_on_at_another_worker_and_one_that_comes_back_loads_what_it_is_asked_for(
     world: World,
 ) -> None:
-    sampling = {"max_tokens": 1500, "temperature": 0.0, "ignore_eos": True}
+    sampling = {"max_tokens": 600, "temperature": 0.0, "ignore_eos": True}
+    asked = [([seed, *PREFIX], model) for seed, model in enumerate(("a", "b", "", "a"))]
     streams = [
-        asyncio.create_task(world.client.generate(token_prompt([seed, *PREFIX]), model=model, **sampling))
-        for seed, model in enumerate(("a", "b", "", "a"))
+        asyncio.create_task(world.client.generate(token_prompt(prompt), model=model, **sampling))
+        for prompt, model in asked
     ]
     await until(lambda: _decodes(world.client, "decode-0"), "it has some of them")
     pid, before = await worker_of(world.client, "decode-0")
     os.kill(pid, signal.SIGKILL)
     answers = await asyncio.gather(*streams)
-    for seed, (model, answer) in enumerate(zip(("a", "b", "", "a"), answers, strict=True)):
-        assert answer.token_ids == await world.expected([seed, *PREFIX], model, **sampling)
+    plain = await asyncio.gather(*(world.expected(prompt, model, **sampling) for prompt, model in asked))
+    assert [answer.token_ids for answer in answers] == plain
     assert sum(answer.completion.route.migrations for answer in answers) > 0
     await came_back(world.client, "decode-0", before)
     await until(lambda: all_blocks_free(world.client), "nothing is held")

@@ -23,7 +23,7 @@ from tests.integration.conftest import until
 pytestmark = pytest.mark.integration
 
 PROMPT = [(5 * index) % 250 for index in range(200)]
-SAMPLING: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_tokens": 3000, "ignore_eos": True}
+SAMPLING: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_tokens": 1500, "ignore_eos": True}
 NAME = "head-dies"
 
 

@@ -1,5 +1,8 @@
 """What work costs, from made-up measurements."""
 
+from unittest import mock
+
+import numpy as np
 import pytest
 
 from cluster_core.engine_reports import EngineCosts
@@ -177,3 +180,20 @@ def test_one_token_of_a_prompt_is_a_decode() -> None:
     assert found.prefill_s + 1000 * found.prefill_s_per_token + 5e5 * found.prefill_s_per_pair == pytest.approx(
         0.1, rel=0.02
     )
+
+
+def test_an_engine_that_tells_its_costs_after_every_step_solves_them_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solve = mock.Mock(wraps=np.linalg.solve)
+    # The library's call is what takes long, and nothing tells how often it was made.
+    monkeypatch.setattr(np.linalg, "solve", solve)
+    costs, steps = StepCosts(), 1000
+    for step in range(steps):
+        costs.stepped(0.004 + 0.001 * (step % 8), [], 1 + step % 8, 100 * (1 + step % 8))
+        told = costs.costs()
+        if step < 16:
+            assert solve.call_count > step, "early steps say much"
+    assert solve.call_count < steps / 8
+    found = told.decode_s + 4 * told.decode_s_per_request + 400 * told.decode_s_per_token
+    assert found == pytest.approx(0.007, rel=0.01)
