@@ -7,8 +7,8 @@ of the engine's time is lost to short steps.
 The two costs are told apart by steps of several sizes: by the line through the mean of the size that is measured most,
 with the least squares of what the others deviate from it, relative to what they take. About the last fifty measurements
 count, since a host that is often late makes of a single one what it likes: one that is far from the line counts as if
-it took half as long again, or two thirds. Where the last five are off together, the engine has changed, and each
-measurement halves what was before.
+it took half as long again, or two thirds. Where the last five are off together, the engine has changed, and each of
+the next five measurements halves what was before.
 
 Until there are two sizes, or where all others were measured too long ago, all counts as the tokens' cost, and the limit
 is halved, which makes another size. By each measurement it is doubled or halved at most.
@@ -35,6 +35,7 @@ _KEEP = 0.98
 _KEEP_CHANGED = 0.5
 _KEEP_OFF = 0.8
 _CHANGED = log(1.2)
+_CHANGES_FOR = 5
 # A measurement that is further from what was expected, by this factor, counts as one that is as far.
 _FAR_OFF = 1.5
 # Other sizes with less weight together were measured too long ago.
@@ -68,6 +69,8 @@ class StepLimit:
         self._sizes: dict[int, _Size] = {}
         # Decayed mean of how far measurements are from what was expected; a logarithm.
         self._off = 0.0
+        # Measurements during which the engine counts as changed.
+        self._changes_for = 0
 
     @property
     def most_per_s(self) -> float:
@@ -83,7 +86,7 @@ class StepLimit:
         if not are_told_apart:
             fits = min(fits, tokens / 2)
         if tokens >= self.tokens / 2:
-            self.tokens = min(max(fits, self.tokens / 2), 2 * tokens)
+            self.tokens = max(1.0, min(max(fits, self.tokens / 2), 2 * tokens))
         elif seconds > most_s:
             least = _FIRST_TOKENS if self.tokens == inf else self.tokens / 2
             self.tokens = min(max(fits, least), self.tokens)
@@ -92,7 +95,8 @@ class StepLimit:
         expected_s = self.fixed_s + self.s_per_token * tokens if self.fixed_s and self.s_per_token else seconds
         seconds = min(max(seconds, expected_s / _FAR_OFF), expected_s * _FAR_OFF)
         self._off += (1 - _KEEP_OFF) * (log(seconds / expected_s) - self._off)
-        keep = _KEEP if abs(self._off) < _CHANGED else _KEEP_CHANGED
+        self._changes_for = _CHANGES_FOR if abs(self._off) >= _CHANGED else max(0, self._changes_for - 1)
+        keep = _KEEP_CHANGED if self._changes_for else _KEEP
         for each in self._sizes.values():
             each.weight = keep * each.weight
         order = frexp(tokens)[1]

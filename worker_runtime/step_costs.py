@@ -97,10 +97,10 @@ class _Plane:
         """step_s: of the whole step, whatever else is in it: an error counts as a share of that."""
         self._steps += 1
         key = math.frexp(one)[1], math.frexp(other)[1]
-        is_new = key not in self._sizes
-        self._sizes.setdefault(key, _Size()).add(self._steps, (seconds, one, other, step_s))
+        size = self._sizes.setdefault(key, _Size())
+        size.add(self._steps, (seconds, one, other, step_s))
         self._unsolved += 1
-        if is_new or self._unsolved >= min(self._steps // _SOLVED_EVERY, _SOLVED_EVERY):
+        if size.weight < _FULL_WEIGHT or self._unsolved >= min(self._steps // _SOLVED_EVERY, _SOLVED_EVERY):
             self._values = None
 
     @property

@@ -76,6 +76,7 @@ class Replay:
         """From begin to end. Returns the tokens that hit."""
         tiers, hashes = self.tiers, request.hashes
         full = len(hashes) if self._partial_blocks else request.input_tokens // block_tokens
+        tiers.comes(hashes[:full])
         tiers.accessed(hashes[:full], tenant=tenant)
         match = tiers.match(hashes)
         on_device = min(len(match.device) * block_tokens, request.input_tokens)

@@ -338,9 +338,9 @@ class SessionCall:
         self._worker = worker
         self._call = call
 
-    async def write(self, request: wire.PrefillSessionRequest) -> None:
-        """Waits while the worker takes nothing in. After the call's end it does nothing: `read` says why it ended."""
-        await grpc_private.write(self._call, request)
+    async def write(self, request: wire.PrefillSessionRequest) -> bool:
+        """Waits while the worker takes nothing in. False after the call's end: `read` says why it ended."""
+        return await grpc_private.write(self._call, request)
 
     async def read(self) -> wire.PrefillSessionResponse:
         """Raises WorkerLostError when the worker ended the stream, and what the call ended with."""

@@ -5,14 +5,12 @@ commands that waited for it are dropped, what they said is in the prompt. Comman
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.errors import RachisError
 from control_plane.dispatch.prefilling import names_of
 from control_plane.fleet.worker_client import SessionCall, WorkerClient
 from control_plane.model.job import Job
@@ -117,14 +115,15 @@ class PromptInPieces:
             await asyncio.wait({sender})
 
     async def _send_all(self, call: SessionCall, opening: wire.PrefillSessionRequest) -> None:
-        """Until it is cancelled, or a write fails: then the call has ended, and who reads hears why."""
-        with contextlib.suppress(RachisError):
-            await call.write(opening)
-            while True:
-                while self._commands:
-                    await call.write(_to_wire(self._commands.popleft()))
-                self._to_send.clear()
-                await self._to_send.wait()
+        """Until it is cancelled, or the call has ended: who reads hears why."""
+        if not await call.write(opening):
+            return
+        while True:
+            while self._commands:
+                if not await call.write(_to_wire(self._commands.popleft())):
+                    return
+            self._to_send.clear()
+            await self._to_send.wait()
 
     async def _first_token(self, call: SessionCall, worker: WorkerSnapshot) -> wire.PrefillResponse:
         while (response := await call.read()).HasField("progress"):

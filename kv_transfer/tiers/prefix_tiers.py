@@ -71,8 +71,35 @@ class PrefixTiers:
 
     # What happens to prompts and device blocks.
 
-    def accessed(self, hashes: Sequence[BlockHash], first_depth: int = 0, tenant: TenantShare = NOBODY) -> None:
-        """A prompt asks for these blocks, `first_depth` blocks deep: each counts once a request, whatever hits."""
+    def comes(self, hashes: Sequence[BlockHash]) -> None:
+        """A prompt of these blocks will be `accessed`; to be called before any of them is cached for it.
+
+        Where it goes on from the end of one that was asked for once, and nothing has gone on from there yet, what is
+        new counts as asked for again: it is the newest turn of a conversation. What comes behind a common beginning is
+        one of many.
+        """
+        path = list(self.tree.path(hashes))
+        if not path:
+            return
+        last, length = path[-1]
+        there = last.start + length
+        is_end = length == len(last.hashes) and not last.children
+        if there < len(hashes) and is_end and self.tracker.hotness(hashes[there - 1]).frequency == 1:
+            self._continued.update(hashes[there:])
+            self._await(hashes[there:])
+
+    def accessed(
+        self,
+        hashes: Sequence[BlockHash],
+        first_depth: int = 0,
+        tenant: TenantShare = NOBODY,
+        *,
+        behind: BlockHash | None = None,
+    ) -> None:
+        """A prompt asks for these blocks, `first_depth` blocks deep: each counts once a request, whatever hits.
+
+        behind: the block before them, where they are the answer to a turn.
+        """
         owner = self.tree.owners.asked(tenant)
         if owner is not None:
             for order in self._orders.values():
@@ -81,16 +108,9 @@ class PrefixTiers:
         self.policy.accessed(hashes)
         if self._promotions.unused:
             self._promotions.accessed(hashes)
-        missing = self.tree.missing(hashes)
-        if missing and self._goes_on(hashes, missing[0]):
-            self._continued.update(missing)
-        for each in missing:
-            self._awaited.pop(each, None)
-            self._awaited[each] = None
-        while len(self._awaited) > MOST_AWAITED:
-            oldest, _ = self._awaited.popitem(last=False)
-            if oldest not in self.tree:
-                self._forget((oldest,))
+        self._await(self.tree.missing(hashes))
+        if behind in self._continued:
+            self._continued.update(each for each in hashes if each in self.tree)
 
     def cached(
         self, hashes: Sequence[BlockHash], first: int, blocks: Sequence[int], tenant: TenantShare = NOBODY
@@ -279,17 +299,15 @@ class PrefixTiers:
         for order in self._orders.values():
             order.forget(owner)
 
-    def _goes_on(self, hashes: Sequence[BlockHash], missing: BlockHash) -> bool:
-        """Whether the last block that is there is asked for the second time, and nothing has gone on from it yet.
-
-        What comes behind a common beginning is one of many.
-        """
-        there = hashes[: hashes.index(missing)]
-        if not there or self.tracker.hotness(there[-1]).frequency != 2:
-            return False
-        # Of a prompt that was looked at before, the beginning of these blocks is none of a prefix.
-        path = [node for node, _ in self.tree.path(there)]
-        return bool(path) and path[-1].hashes[-1] == there[-1] and not path[-1].children
+    def _await(self, hashes: Sequence[BlockHash]) -> None:
+        """These lie nowhere."""
+        for each in hashes:
+            self._awaited.pop(each, None)
+            self._awaited[each] = None
+        while len(self._awaited) > MOST_AWAITED:
+            oldest, _ = self._awaited.popitem(last=False)
+            if oldest not in self.tree:
+                self._forget((oldest,))
 
     def _is_proven(self, block_hash: BlockHash) -> bool:
         return self.tracker.hotness(block_hash).frequency > 1 or block_hash in self._continued

@@ -2,8 +2,9 @@
 
 A mixin over `Scheduler` and `AsyncScheduler`, after others in the bases. A request counts once for each block: for its
 prompt with the first step after it was added, or, where that step computes it, with the next one, so that no first
-token waits for the counting; for what was generated when it ends; a prompt that may still change, when it ends. A model
-whose KV is not one list of blocks for each request keeps vLLM's own order.
+token waits for the counting; for what was generated when it ends; a prompt that may still change, when it ends. Whether
+it is the next turn of a conversation is looked up as it is added, of one that may not change. A model whose KV is not
+one list of blocks for each request keeps vLLM's own order.
 """
 
 from collections.abc import Mapping
@@ -68,6 +69,7 @@ class TieredScheduling(_Scheduler):
             self._counted_blocks[request.request_id] = 0 if may_change else len(request.block_hashes)
             if not may_change:
                 self._uncounted[request.request_id] = request
+                self.tiers.comes(request.block_hashes)
 
     def tokens_in_host_memory(self, request: Request, device_tokens: int) -> int:
         """Of a waiting request, what would be loaded behind those tokens that it finds on the device."""
@@ -108,7 +110,8 @@ class TieredScheduling(_Scheduler):
             grown = request.num_prompt_tokens - self._begun.pop(request.request_id)
             self.tiers.counters.prompt_tokens += max(0, grown)
         if self.tiers is not None and counted is not None and counted < len(request.block_hashes):
-            self.tiers.accessed(request.block_hashes[counted:], counted, tenant=tenant_of(request))
+            answer, behind = request.block_hashes[counted:], request.block_hashes[counted - 1] if counted else None
+            self.tiers.accessed(answer, counted, tenant_of(request), behind=behind)
         return super()._free_request(request, delay_free_blocks)
 
     def _count(self, request_id: str) -> None:

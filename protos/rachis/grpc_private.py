@@ -29,6 +29,10 @@ async def write(call: Any, message: Message) -> bool:
         await call._cython_call.send_serialized_message(message.SerializeToString())
     except cygrpc.InternalError:
         return False
+    except asyncio.CancelledError:
+        # Half of a message may be gone, as with a public write.
+        call.cancel()
+        raise
     return True
 
 

@@ -48,7 +48,7 @@ def test_conversations_hit_beside_a_flood_nearly_as_much_as_alone(policy: str) -
 
 @pytest.mark.parametrize("policy", ["lru", "rachis"])
 def test_newest_turns_that_are_nobodys_share_are_seen(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted(monkeypatch, PrefixTiers, "_goes_on", lambda self, hashes, missing: False)
+    planted(monkeypatch, PrefixTiers, "comes", lambda self, hashes: None)
     with pytest.raises(AssertionError):
         test_conversations_hit_beside_a_flood_nearly_as_much_as_alone(policy)
 

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -157,3 +158,32 @@ def test_there_is_no_limit_before_a_step_took_too_long_and_one_of_a_few_tokens_s
     limit.measured(1, 0.030)
     assert limit.tokens == 256
     assert limit.most_per_s == math.inf, "nothing tells the two costs apart"
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.3, 0.5, 0.7, 1.4, 2.0, 4.0, 10.0])
+@pytest.mark.parametrize(("fixed_s", "each_s"), [(0.020, 0.001), (0.005, 25e-6), (0.030, 25e-6), (0.004, 0.0015)])
+def test_after_a_change_of_speed_the_limit_is_not_far_off_for_long(
+    fixed_s: float, each_s: float, factor: float
+) -> None:
+    """Steps always have as many tokens as they may: what is measured of other sizes is old."""
+    limit = StepLimit()
+    for _ in range(500):
+        tokens = min(limit.tokens, 8192.0)
+        limit.measured(tokens, fixed_s + each_s * tokens)
+    fixed_s, each_s = fixed_s * factor, each_s * factor
+    right = (max(TURN_STEP_S, 4 * fixed_s) - fixed_s) / each_s
+    wrong = []
+    for number in range(500):
+        tokens = min(limit.tokens, 8192.0)
+        limit.measured(tokens, fixed_s + each_s * tokens)
+        if not right / 2.1 < limit.tokens < 2.1 * right:
+            wrong.append(number)
+    # But for single steps of half as many tokens, which measure another size.
+    assert sum(later == number + 1 for number, later in pairwise(wrong)) < 80, wrong
+
+
+def test_a_step_has_a_token_however_dear_it_is() -> None:
+    limit = StepLimit()
+    for _ in range(2000):
+        limit.measured(1, 0.5)
+    assert limit.tokens == 1

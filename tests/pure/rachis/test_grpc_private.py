@@ -18,6 +18,9 @@ class Call:
         self._metadata_sent = asyncio.Event()
         self._cython_call = self
         self.breaks = breaks
+        self.window = asyncio.Event()
+        self.window.set()
+        self.is_cancelled = False
         self.is_over = False
         self.sent: list[bytes] = []
         self._callbacks: list[Callable[[Call], None]] = []
@@ -36,7 +39,11 @@ class Call:
     def begin(self) -> None:
         self._metadata_sent.set()
 
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
     async def send_serialized_message(self, message: bytes) -> None:
+        await self.window.wait()
         if self.breaks:
             raise cygrpc.InternalError("execute_batch")
         self.sent.append(message)
@@ -62,6 +69,17 @@ async def test_a_call_that_is_over_before_it_has_begun_is_waited_for_no_more() -
     assert not await writing
     assert not await grpc_private.write(call, MESSAGE)
     assert not call.sent
+
+
+async def test_a_write_that_is_given_up_while_the_window_is_full_ends_the_call() -> None:
+    call = Call()
+    call.begin()
+    call.window.clear()
+    writing = asyncio.ensure_future(grpc_private.write(call, MESSAGE))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait({writing})
+    assert writing.cancelled() and call.is_cancelled
 
 
 async def test_a_write_that_fails_is_no_verdict() -> None:

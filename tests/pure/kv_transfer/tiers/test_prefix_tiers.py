@@ -4,6 +4,7 @@ from dataclasses import replace
 from unittest import mock
 
 from cluster_core.engine_jobs import TenantShare
+from kv_transfer.tiers import prefix_tiers
 from kv_transfer.tiers.eviction_policies import LeastRecentlyUsed
 from kv_transfer.tiers.hotness import HotnessTracker
 from kv_transfer.tiers.hotness_filter import HotnessFilter
@@ -207,14 +208,19 @@ def test_a_copy_that_ends_after_a_reset_is_not_found() -> None:
     assert tiers.slots.free == 4
 
 
-def serve(tiers: PrefixTiers, tenant: TenantShare, blocks: range, *prompts: tuple[int, ...]) -> None:
-    """One after the other; what is new lies in the next of these blocks."""
+def serve(tiers: PrefixTiers, tenant: TenantShare, blocks: range, *prompts: tuple[int, ...], answer: int = 0) -> None:
+    """One after the other; what is new lies in the next of these blocks. A prompt that is computed at once is counted
+    when it is cached. answer: so many blocks at the end of the last are generated."""
     free = iter(blocks)
     for prompt in prompts:
         hashes = hashes_of(prompt)
-        tiers.accessed(hashes, tenant=tenant)
+        asked = len(hashes) - (answer if prompt is prompts[-1] else 0)
+        tiers.comes(hashes[:asked])
         first = len(tiers.match(hashes).device)
         tiers.cached(hashes, first, [next(free) for _ in hashes[first:]], tenant)
+        tiers.accessed(hashes[:asked], tenant=tenant)
+        if asked < len(hashes):
+            tiers.accessed(hashes[asked:], asked, tenant, behind=hashes[asked - 1])
 
 
 def test_the_newest_turn_of_a_conversation_is_a_share_and_what_comes_once_behind_a_common_beginning_is_none() -> None:
@@ -233,3 +239,23 @@ def test_the_newest_turn_of_a_conversation_is_a_share_and_what_comes_once_behind
         serve(tiers, FLOODING, range(100, 110), flood, flood)
         assert tiers.coldest_device_block() == leaves, prompts
         tiers.check_invariants()
+
+
+def test_the_answer_to_the_newest_turn_is_part_of_it() -> None:
+    flood = (3, 3, 3, 3, 3)
+    for first, leaves in (((1,), 104), ((3,), 3)):
+        tiers = make_tiers(0, EVERYTHING)
+        serve(tiers, CHATTING, range(10), first, (1, 2, 3), answer=1)
+        serve(tiers, FLOODING, range(100, 110), flood, flood)
+        assert tiers.coldest_device_block() == leaves
+        tiers.check_invariants()
+
+
+def test_a_prompt_that_comes_and_is_given_up_leaves_nothing_behind() -> None:
+    # The real bound wants 131,072 blocks.
+    with mock.patch.object(prefix_tiers, "MOST_AWAITED", 4):
+        tiers = make_tiers(0, EVERYTHING)
+        serve(tiers, CHATTING, range(10), (1,))
+        for symbols in ((1, 1, 1), (1, 2, 1), (1, 3, 1)):
+            tiers.comes(hashes_of(symbols))
+            tiers.check_invariants()
