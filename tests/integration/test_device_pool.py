@@ -72,6 +72,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(prompt=PROMPTS, tenant=TENANTS)
     def begin(self, prompt: tuple[int, ...], tenant: TenantShare) -> None:
         request = Running(prompt, tenant=tenant)
+        self.tiers.comes(request.hashes)
         self.tiers.accessed(request.hashes, tenant=tenant)
         found: list[Any] = []
         for block_hash in request.hashes:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cluster_core.engine_jobs import TenantShare
+from kv_transfer.blocks import Tier
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine
 from tests.integration.decode_scheduler.requests import begun, text, until
@@ -117,3 +118,20 @@ def test_what_decodes_is_charged_to_no_prompts_of_its_tenant(make_engine: MakeEn
             if name[0] in had:
                 had[name[0]] += tokens
     assert abs(had["a"] - had["b"]) <= 4 * 96
+
+
+def test_the_newest_turn_of_a_conversation_and_its_answer_are_its_tenants_share(make_engine: MakeEngine) -> None:
+    """Computed at once, so it is counted once it is cached; the other tenant has asked for all of its own again."""
+    engine = make_engine(tiers=True)
+    turns = [text("chat", 2), [*text("chat", 2), *text("next", 2)]]
+    for number, turn in enumerate(turns):
+        engine.add(f"turn {number}", [*turn, 0], BLOCK_SIZE * 2 * number + 1, tenant=A)
+        until(engine, lambda: not engine.scheduler.requests)
+    for number in range(2):
+        engine.add(f"flood {number}", [*text("flood", 20), 0], 1, tenant=B)
+        until(engine, lambda: not engine.scheduler.requests)
+    engine.add("after", [1], 1, tenant=B)
+    until(engine, lambda: not engine.scheduler.requests)
+    tiers = engine.scheduler.tiers
+    coldest = tiers.tree.node_of(Tier.DEVICE, tiers.coldest_device_block())
+    assert coldest.owner.tenant_id == B.tenant_id

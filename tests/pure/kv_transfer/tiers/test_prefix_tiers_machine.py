@@ -138,6 +138,7 @@ class TiersMachine(RuleBasedStateMachine):
     @rule(prompt=PROMPTS, loads=st.booleans(), tenant=TENANTS)
     def ask(self, prompt: Prefix, loads: bool, tenant: str) -> None:
         hashes = hashes_of(prompt)
+        self.tiers.comes(hashes)
         self.tiers.accessed(hashes, tenant=TenantShare(tenant))
         match = self.tiers.match(hashes)
         self.is_right(self.device, match.device, [*hashes])
