@@ -187,3 +187,15 @@ def test_a_step_has_a_token_however_dear_it_is() -> None:
     for _ in range(2000):
         limit.measured(1, 0.5)
     assert limit.tokens == 1
+
+
+def test_a_host_that_was_asleep_for_a_second_moves_the_limit_little() -> None:
+    limit = StepLimit()
+    for number in range(200):
+        tokens = min(limit.tokens, 8192.0) / (1 + number % 2)
+        limit.measured(tokens, 0.010 + tokens / PER_S)
+    limit.measured(limit.tokens, 1.0)
+    for number in range(4):
+        tokens = limit.tokens / (1 + number % 2)
+        limit.measured(tokens, 0.010 + tokens / PER_S)
+    assert limit.tokens == pytest.approx(1200, rel=0.25)

@@ -197,3 +197,15 @@ def test_an_engine_that_tells_its_costs_after_every_step_solves_them_once_in_a_w
     assert solve.call_count < steps / 8
     found = told.decode_s + 4 * told.decode_s_per_request + 400 * told.decode_s_per_token
     assert found == pytest.approx(0.007, rel=0.01)
+
+
+def test_what_a_first_step_of_a_size_took_is_no_price_for_long() -> None:
+    """It compiles, or warms up; the next ones tell, though steps are many by then."""
+    costs = StepCosts()
+    for tokens, seconds in [(200, 0.005)] * 320 + [(2000, 5.0)] + [(2000, 0.03)] * 5:
+        costs.stepped(seconds, [(0, tokens)], 0)
+        told = costs.costs()
+    afresh = StepCosts()
+    for tokens, seconds in [(200, 0.005)] * 320 + [(2000, 5.0)] + [(2000, 0.03)] * 5:
+        afresh.stepped(seconds, [(0, tokens)], 0)
+    assert told == afresh.costs()
