@@ -25,6 +25,7 @@ from cluster_core.clock import cpu_s
 from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import ClientFault, InvalidInputError, RachisError, UnavailableError
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
+from worker_runtime.preloaded_python import engine_python
 
 if TYPE_CHECKING:
     from worker_runtime.vllm_engine import VllmEngine
@@ -55,7 +56,7 @@ async def measure_in_process(module: str, arguments: dict[str, Any], reports: Re
         file.write_text(json.dumps(arguments))
         with (Path(folder) / "log").open("w+b") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, str(file), stdin=asyncio.subprocess.DEVNULL,
+                *engine_python(), "-m", module, str(file), stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=log, limit=_MAX_LINE_BYTES, preexec_fn=bind_to_parent,
             )  # fmt: skip
             assert process.stdout is not None

@@ -21,6 +21,7 @@ from cluster_configs.schema import RachisConfig
 from cluster_core.bound_child import bind_to_parent
 from cluster_core.errors import StartError
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
+from worker_runtime.preloaded_python import engine_python
 from worker_runtime.wire_conversion import to_wire
 
 GENERATION = 0
@@ -41,7 +42,7 @@ async def plain_engine(config: RachisConfig) -> AsyncIterator[tuple[str, wire.Mo
         file.write_text(config.model_dump_json())
         with (Path(folder) / "log").open("w+b") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "benchmarks.plain_engine", str(file),
+                *engine_python(), "-m", "benchmarks.plain_engine", str(file),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, preexec_fn=bind_to_parent,
             )  # fmt: skip
             assert process.stdout is not None

@@ -1,19 +1,21 @@
-"""A Python that has loaded vLLM already, for the workers that Ray starts: each is forked, in milliseconds.
+"""A Python that has loaded vLLM already, for the workers that Ray starts and a service's other processes that need it.
 
-Loading vLLM takes ten seconds of CPU time, four fifths of a worker's start. Ray starts its workers with the command of
-`py_executable`: this file as a program, which gives its arguments, environment and output to a server and ends as its
-fork does. Ray knows a worker by the process that registers, as it does where workers run in containers. Imitated GPUs
-are started so, and the workers of tests.
+Loading vLLM takes ten seconds of CPU time, four fifths of a worker's start; a fork takes milliseconds. Ray starts its
+workers with the command of `py_executable`: this file as a program, which gives its arguments, environment and output
+to a server, hands on what it is asked to end by, and ends as its fork does. Ray knows a worker by the process that
+registers, as it does where workers run in containers. Imitated GPUs are started so, and the engines of tests.
 """
 
 import json
 import os
+import shlex
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -53,8 +55,14 @@ def preloaded_python(module: str) -> Iterator[str]:
 
 
 def job_config(command: str) -> dict[str, str]:
-    """The environment of a service whose workers Ray starts with the command: `ray.init` reads it."""
+    """The environment of a service that starts processes with vLLM so: `ray.init` and `engine_python` read it."""
     return {JOB_VARIABLE: json.dumps({"runtime_env": {"py_executable": command}})}
+
+
+def engine_python() -> list[str]:
+    """The Python that this environment's processes with vLLM are started with: as its workers are, where it says so."""
+    said = json.loads(os.environ.get(JOB_VARIABLE, "{}"))
+    return shlex.split(said.get("runtime_env", {}).get("py_executable", "")) or [sys.executable]
 
 
 def _run_forked(address: str, arguments: list[str]) -> int:
@@ -63,6 +71,13 @@ def _run_forked(address: str, arguments: list[str]) -> int:
         server.connect(address)
         call = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
         socket.send_fds(server, [json.dumps(call).encode()], [0, 1, 2])
+
+        def hand_on(number: int, _: object) -> None:
+            with suppress(OSError):
+                server.send(str(number).encode())
+
+        signal.signal(signal.SIGTERM, hand_on)
+        signal.signal(signal.SIGINT, hand_on)
         ended = server.recv(16)
     return int(ended or b"1")
 

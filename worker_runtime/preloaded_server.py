@@ -19,7 +19,10 @@ _CALL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A script with its arguments, as a process of its own would have got them. files: standard input and outputs."""
+    """A script, or `-m` and a module, with its arguments, as a process of its own would have got them.
+
+    files: standard input and outputs.
+    """
 
     arguments: list[str]
     environment: dict[str, str]
@@ -37,10 +40,14 @@ class Call:
         os.chdir(self.folder)
         random.seed()
         # Options of the interpreter come first.
-        script = next(at for at, each in enumerate(self.arguments) if each.endswith(".py"))
-        sys.argv = self.arguments[script:]
-        sys.path[0] = str(Path(sys.argv[0]).parent)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        first = next(at for at, each in enumerate(self.arguments) if each.endswith(".py") or each == "-m")
+        if self.arguments[first] == "-m":
+            sys.argv, sys.path[0] = self.arguments[first + 1 :], self.folder
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = self.arguments[first:]
+            sys.path[0] = str(Path(sys.argv[0]).parent)
+            runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def preload(module: str) -> None:
@@ -85,9 +92,12 @@ def next_call(listener: socket.socket) -> Call | None:
                     woken.recv(1024)
                     _answer_ended(running, ready)
                 elif key.data in running:
-                    # Whoever stood for the fork is gone, and ends it so.
-                    ready.unregister(key.fileobj)
-                    os.kill(key.data, signal.SIGKILL)
+                    if told := running[key.data].recv(16):
+                        os.kill(key.data, int(told))
+                    else:
+                        # Whoever stood for the fork is gone, and ends it so.
+                        ready.unregister(key.fileobj)
+                        os.kill(key.data, signal.SIGKILL)
 
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, Call | None]:

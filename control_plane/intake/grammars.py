@@ -9,7 +9,6 @@ import asyncio
 import base64
 import json
 import os
-import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import InvalidInputError, OverloadedError, UnavailableError
 from control_plane.intake.validation import STRUCTURED_KINDS
+from worker_runtime.preloaded_python import engine_python
 
 _RETRY_AFTER_MS = 2000
 # The process loads vLLM and a tokenizer: on a busy machine that takes a while.
@@ -169,7 +169,7 @@ class GrammarProcess:
     async def start(cls, folder: str, vocabulary_size: int, memory_mib: int) -> Self:
         """Raises OSError, and EOFError where it ends at once."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            *engine_python(),
             "-m",
             "worker_runtime.grammar_compiler",
             folder,

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from cluster_core.clock import monotonic_s
 from cluster_core.event_log import LogRules
 from cluster_core.ports import hold_port
 from control_plane.service import child_process
+from worker_runtime.preloaded_python import engine_python
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Gateways:
             *_security_settings(security or SecuritySection()),
             *_log_settings(logs or LogRules()),
         )
-        self._command = command or (sys.executable, "-m", "command_line.main", "gateway")
+        self._command = command or (*engine_python(), "-m", "command_line.main", "gateway")
         self._up = [asyncio.Event() for _ in range(section.processes)]
         self._url = ""
         self._processes: dict[int, asyncio.subprocess.Process] = {}

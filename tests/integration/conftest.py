@@ -5,12 +5,10 @@ The modules of a folder here share its services: they run on one worker, and the
 
 import asyncio
 import contextlib
-import functools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import grpc
 import pytest
@@ -22,12 +20,11 @@ from cluster_core.errors import StartError
 from command_line.own_service import Target, target_service
 from control_plane.service.state import StateFile
 from tests.integration import secured
-from worker_runtime.preloaded_python import job_config, preloaded_python
+from worker_runtime.preloaded_python import JOB_VARIABLE, job_config, preloaded_python
 
 EVENT_TIMEOUT_S = 180.0
 WORKER_TIMEOUT_S = 120.0
 CHUNK_TOKENS = 64
-_until_the_end = contextlib.ExitStack()
 secured.use()
 
 
@@ -50,8 +47,7 @@ async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target,
     unasked = {"placement.disaggregation": "always", "router.queue_timeout_s": 120}
     loaded = load(flags={**unasked, **secured.settings(), **keys_of(flags)})
     async with contextlib.AsyncExitStack() as stack:
-        with mock.patch.dict(os.environ, job_config(_preloaded_python())):
-            target = await _started(stack, lambda: target_service(None, StateFile(folder), loaded, always_own=True))
+        target = await _started(stack, lambda: target_service(None, StateFile(folder), loaded, always_own=True))
         yield target, await stack.enter_async_context(AsyncClient(target.address))
 
 
@@ -72,13 +68,13 @@ async def _started(
     return await stack.enter_async_context(service())
 
 
-@functools.cache
-def _preloaded_python() -> str:
-    return _until_the_end.enter_context(preloaded_python("tests.loaded_engine"))
-
-
-def pytest_sessionfinish() -> None:
-    _until_the_end.close()
+@pytest.fixture(scope="session", autouse=True)
+def _preloaded_python() -> Iterator[None]:
+    """Workers, gateways and what else loads vLLM are forked from a process that has, also those of `rachis serve`."""
+    with preloaded_python("tests.loaded_engine") as command:
+        os.environ.update(job_config(command))
+        yield
+        del os.environ[JOB_VARIABLE]
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = EVENT_TIMEOUT_S) -> Any:

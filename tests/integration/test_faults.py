@@ -22,6 +22,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from control_plane.service.state import StateFile, processes_of
 from tests.integration.conftest import all_blocks_free, came_back, until, worker_of
+from worker_runtime.preloaded_python import JOB_VARIABLE
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +32,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": Tru
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`rachis serve` as somebody types it, but for the port and where it writes its state."""
+    """`rachis serve` as somebody types it, but for the port and where it writes its state. Nothing of it is forked."""
 
     process: asyncio.subprocess.Process
     service_id: str
@@ -42,11 +43,12 @@ class Served:
 @pytest_asyncio.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     folder = tmp_path_factory.mktemp("state")
+    environment = {name: value for name, value in os.environ.items() if name != JOB_VARIABLE}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "command_line.main", "serve", "--json", "--set", "router.port=0",
         "--set", "gateway.port=null",
         "--set", "placement.disaggregation=always",
-        stdout=asyncio.subprocess.PIPE, env={**os.environ, "RACHIS_STATE_DIR": str(folder)},
+        stdout=asyncio.subprocess.PIPE, env={**environment, "RACHIS_STATE_DIR": str(folder)},
     )  # fmt: skip
     assert process.stdout is not None
     try:

@@ -6,15 +6,16 @@ client that goes on in the background, would be taken for a pure test's doing.
 
 import sys
 from collections.abc import Generator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
 
-from tests.pure.guard import HEAVY, only_pure
+from tests.pure.guard import HEAVY, only_pure, refusing
 
 _HERE = Path(__file__).parent
 _runs_alone = pytest.StashKey[bool]()
+_to_the_end = ExitStack()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -23,6 +24,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     heavy = HEAVY & sys.modules.keys()
     if runs_alone and heavy:
         raise pytest.UsageError(f"some module under tests/pure/ imports {', '.join(sorted(heavy))}")
+    if runs_alone:
+        _to_the_end.enter_context(refusing())
+
+
+def pytest_sessionfinish() -> None:
+    _to_the_end.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -69,24 +69,35 @@ _done: list[list[str]] = []
 
 
 @contextmanager
-def only_pure() -> Iterator[None]:
-    """Fails the test at the first impure thing that it does, or at its end where it swallowed that failure."""
-    done: list[str] = []
-    _done.append(done)
-    light = HEAVY - sys.modules.keys()
+def refusing() -> Iterator[None]:
+    """The functions are replaced: within `only_pure` they refuse, elsewhere they do what they always do."""
     before = [vars(each.owner).get(each.name) for each in IMPURE]
-    for each, refusing in zip(IMPURE, _REFUSING, strict=True):
-        setattr(each.owner, each.name, refusing)
+    for each in IMPURE:
+        setattr(each.owner, each.name, _refusing(each))
     try:
         yield
     finally:
-        _done.pop()
         for each, own in zip(IMPURE, before, strict=True):
             if own is None:
                 # It is inherited.
                 delattr(each.owner, each.name)
             else:
                 setattr(each.owner, each.name, own)
+
+
+@contextmanager
+def only_pure() -> Iterator[None]:
+    """Fails the test at the first impure thing that it does, or at its end where it swallowed that failure.
+
+    It needs `refusing` around it, which takes as long as many a test and so is around all of them.
+    """
+    done: list[str] = []
+    _done.append(done)
+    light = HEAVY - sys.modules.keys()
+    try:
+        yield
+    finally:
+        _done.pop()
     if light & sys.modules.keys():
         done.append(f"the test imports {', '.join(light & sys.modules.keys())}, {_MOVE}")
     if done:
@@ -97,7 +108,8 @@ def _refusing(impure: Impure) -> Callable[..., Any]:
     original = getattr(impure.owner, impure.name)
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        if (impure.is_meant is not None and not impure.is_meant(*args, **kwargs)) or _is_importing():
+        is_meant = _done and (impure.is_meant is None or impure.is_meant(*args, **kwargs))
+        if not is_meant or _is_importing():
             return original(*args, **kwargs)
         said = f"the test {impure.what} ({impure.owner.__name__}.{impure.name}), {_MOVE}"
         _done[-1].append(said)
@@ -114,6 +126,3 @@ def _is_importing() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-_REFUSING = [_refusing(each) for each in IMPURE]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -16,7 +16,14 @@ import grpc.aio
 import pytest
 
 from tests import simulated_time
-from tests.pure.guard import IMPURE, only_pure
+from tests.pure.guard import IMPURE, only_pure, refusing
+
+
+@pytest.fixture(autouse=True)
+def _refused() -> Iterator[None]:
+    """As the session has it where nothing else runs."""
+    with refusing():
+        yield
 
 
 def _tcp(act: str) -> None:
@@ -81,7 +88,7 @@ def test_a_library_that_takes_seconds_to_import_is_named(monkeypatch: pytest.Mon
 
 def test_everything_is_itself_again_afterwards() -> None:
     before = [getattr(each.owner, each.name) for each in IMPURE]
-    with only_pure():
+    with refusing(), only_pure():
         pass
 
     assert [getattr(each.owner, each.name) for each in IMPURE] == before

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from worker_runtime.preloaded_python import preloaded_python
+from worker_runtime.preloaded_python import JOB_VARIABLE, engine_python, job_config, preloaded_python
 
 TIMEOUT_S = 60
 MODULE = "colorsys"
@@ -72,6 +72,38 @@ def test_the_module_is_loaded_and_ray_is_not(command: list[str], tmp_path: Path)
             [sys.executable, "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
         ).stdout.split()
     )
+
+
+def test_a_module_is_run_as_by_any_python(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "of_mine.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    ended = run(command, "-m", "of_mine", "-m", "x.py", cwd=tmp_path)
+    assert ended.stdout == "__main__ ['-m', 'x.py']\n", ended.stderr
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_what_whoever_stands_for_it_is_asked_to_end_by_comes_to_the_fork(
+    command: list[str], tmp_path: Path, asked: signal.Signals
+) -> None:
+    ends = f"""
+import signal, sys
+signal.signal({int(asked)}, lambda *_: sys.exit(7))
+print("ready", flush=True)
+signal.pause()
+"""
+    process = subprocess.Popen([*command, script(tmp_path, ends)], stdout=subprocess.PIPE, text=True)
+    with process, killed_at_the_end(process):
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(asked)
+        assert process.wait(TIMEOUT_S) == 7
+
+
+def test_the_python_of_a_services_processes_is_that_of_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(JOB_VARIABLE, raising=False)
+    assert engine_python() == [sys.executable]
+    monkeypatch.setenv(JOB_VARIABLE, '{"runtime_env": {"env_vars": {"MINE": "this"}}}')
+    assert engine_python() == [sys.executable], "somebody's own"
+    monkeypatch.setenv(JOB_VARIABLE, job_config("this 'one here'")[JOB_VARIABLE])
+    assert engine_python() == ["this", "one here"]
 
 
 def test_whoever_stands_for_a_killed_fork_says_so(command: list[str], tmp_path: Path) -> None:

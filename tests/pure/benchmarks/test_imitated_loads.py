@@ -1,6 +1,7 @@
 """What an imitated service is loaded with, and what the simulator is told of it."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import takewhile
 
 import pytest
@@ -18,14 +19,15 @@ BLOCK_TOKENS, VOCABULARY = 32, 1000
 WORKERS = {"prefill": 2, "decode": 2}
 
 
+@cache
 def of_workload(name: str, share: float = 0.5, seconds: float = 20.0) -> list[SimRequest]:
     return drawn(WORKLOADS[name], share, seconds, COSTS, WORKERS, BLOCK_TOKENS, 1)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_load_is_a_share_of_what_the_busier_pool_can_do(name: str) -> None:
-    """As far as Poisson arrivals of a minute can be held to it."""
-    requests = of_workload(name, LOADS["middle"], 60.0)
+    """As far as Poisson arrivals of half a minute can be held to it."""
+    requests = of_workload(name, LOADS["middle"], 30.0)
     asked = busiest_s(requests, COSTS, WORKERS, BLOCK_TOKENS) * len(requests) / requests[-1].arrival_s
     assert asked == pytest.approx(LOADS["middle"], rel=0.4)
 
@@ -33,8 +35,8 @@ def test_a_load_is_a_share_of_what_the_busier_pool_can_do(name: str) -> None:
 def test_twice_the_workers_get_twice_the_requests() -> None:
     twice = {name: 2 * number for name, number in WORKERS.items()}
     workload = WORKLOADS["long_prompts"]
-    many = drawn(workload, 0.5, 60.0, COSTS, twice, BLOCK_TOKENS, 1)
-    assert len(many) == pytest.approx(2 * len(of_workload("long_prompts", 0.5, 60.0)), rel=0.1)
+    many = drawn(workload, 0.5, 20.0, COSTS, twice, BLOCK_TOKENS, 1)
+    assert len(many) == pytest.approx(2 * len(of_workload("long_prompts")), rel=0.1)
 
 
 def test_prompts_share_tokens_just_where_requests_share_blocks() -> None:
@@ -55,7 +57,7 @@ def test_prompts_share_tokens_just_where_requests_share_blocks() -> None:
 def test_two_seeds_share_no_block_so_that_one_run_finds_nothing_of_another() -> None:
     for name in WORKLOADS:
         one, other = (
-            {key for each in drawn(WORKLOADS[name], 0.5, 10.0, COSTS, WORKERS, BLOCK_TOKENS, seed) for key in each.keys}
+            {key for each in drawn(WORKLOADS[name], 0.5, 5.0, COSTS, WORKERS, BLOCK_TOKENS, seed) for key in each.keys}
             for seed in (1, 2)
         )
         assert one

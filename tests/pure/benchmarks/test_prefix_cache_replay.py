@@ -72,7 +72,7 @@ def test_lru_replay_is_a_plain_cache_of_leaves(prompts: list[Prefix], capacity: 
 
 @pytest.mark.parametrize("name", RECIPES)
 @given(PROMPTS, st.integers(1, 12))
-@examples(50, few=5)
+@examples(50, few=3)
 def test_no_policy_hits_more_than_the_optimum_in_one_tier(name: str, prompts: list[Prefix], capacity: int) -> None:
     trace = trace_of(prompts)
     hits = hit_blocks(trace, replay(trace, name, capacity, 0).hit_ratio)
@@ -81,7 +81,7 @@ def test_no_policy_hits_more_than_the_optimum_in_one_tier(name: str, prompts: li
 
 @pytest.mark.parametrize("name", RECIPES)
 @given(PROMPTS, st.integers(1, 8), st.integers(0, 8))
-@examples(100, few=10)
+@examples(100, few=5)
 def test_hits_of_the_tiers_add_up_and_nothing_is_lost(
     name: str, prompts: list[Prefix], device_blocks: int, host_blocks: int
 ) -> None:

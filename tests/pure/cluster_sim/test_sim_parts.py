@@ -110,13 +110,13 @@ def test_random_transfers_all_end_and_no_link_passes_more_than_it_can() -> None:
     def start(source: Link, target: Link, size: float) -> None:
         network.start(source, target, size, done)
 
-    for _ in range(300):
+    for _ in range(100):
         size = rng.uniform(1, 2000)
         sent[0] += size
         source, target = links[rng.randrange(3)], links[3 + rng.randrange(3)]
         events.at(rng.uniform(0, 50), partial(start, source, target, size))
     drained(events)
-    assert ended[0] == 300
+    assert ended[0] == 100
     assert not any(link.transfers for link in links)
     assert events.now_s >= sent[0] / 3000
 
@@ -170,13 +170,13 @@ def test_a_workload_is_the_same_each_time_and_another_with_another_seed(kind: st
     def summary(seed: int) -> list[tuple[float, int, int, tuple[int, ...]]]:
         return [
             (each.arrival_s, each.prompt_tokens, each.output_tokens, tuple(each.keys.tolist()))
-            for each in taken(seed=seed, kind=kind)
+            for each in taken(50, seed, kind=kind)
         ]
 
     first = summary(0)
     assert first == summary(0)
     assert first != summary(1)
-    assert len(first) == 150
+    assert len(first) == 50
 
 
 @pytest.mark.parametrize("kind", DRAWN)
@@ -198,7 +198,7 @@ def test_equal_keys_stand_behind_equal_keys(kind: str) -> None:
 
 def test_conversations_have_about_the_published_shape() -> None:
     """Mooncake: input mean 12,035 and median 6,909, output mean 343, 0.37 of the tokens seen before."""
-    requests = taken(1500, kind="conversation")
+    requests = taken(1000, kind="conversation")
     seen: set[int] = set()
     hits = 0
     for each in requests:
@@ -213,7 +213,7 @@ def test_conversations_have_about_the_published_shape() -> None:
 
 @pytest.mark.parametrize(("arrivals", "variation"), [("poisson", 1.0), ("bursty", 3.0)])
 def test_arrivals_have_the_rate_and_the_burstiness_that_was_asked_for(arrivals: str, variation: float) -> None:
-    requests = taken(3000, kind="prefix_groups", arrivals=arrivals, requests_per_s=20.0, burstiness=3.0)
+    requests = taken(2000, kind="prefix_groups", arrivals=arrivals, requests_per_s=20.0, burstiness=3.0)
     gaps = np.diff([each.arrival_s for each in requests])
     assert gaps.mean() == pytest.approx(1 / 20, rel=0.1)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.15)
@@ -240,7 +240,7 @@ def test_a_group_shares_its_prefix_and_a_tree_its_levels() -> None:
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_stream_ends_with_its_prompt_and_waiting_for_it_sends_the_same(kind: str) -> None:
-    sessions, whole = (taken(8, kind=kind, streaming=streaming) for streaming in (True, False))
+    sessions, whole = (taken(4, kind=kind, streaming=streaming) for streaming in (True, False))
     assert sorted(each.keys.tolist() for each in sessions) == sorted(each.keys.tolist() for each in whole)
     assert [each.arrival_s for each in whole] == sorted(each.complete_s for each in sessions)
     for each in sessions:
@@ -281,9 +281,9 @@ def test_a_scale_shortens_prompts_and_answers_and_leaves_who_shares_with_whom(ki
 
 
 def test_a_scale_shortens_the_contexts_of_sessions() -> None:
-    whole, short = taken(kind="crawler"), taken(kind="crawler", token_scale=0.25)
+    whole, short = taken(75, kind="crawler"), taken(75, kind="crawler", token_scale=0.25)
     assert sum(each.prompt_tokens for each in short) == pytest.approx(
-        sum(each.prompt_tokens for each in whole) / 4, rel=0.05
+        sum(each.prompt_tokens for each in whole) / 4, rel=0.15
     )
 
 

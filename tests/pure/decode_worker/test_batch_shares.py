@@ -65,9 +65,9 @@ def test_one_that_asks_little_passes_those_that_wait_by_the_hundred(monkeypatch:
 
     def waits() -> list[int]:
         tried = Backlog({"flood": 1.0, "few": 1.0}, {"flood": MANY, "few": 600})
-        for _ in range(200):
+        for _ in range(120):
             tried.come("flood")
-        for _ in range(300):
+        for _ in range(120):
             for _ in tried.step():
                 tried.come("flood")
         return [joins_after(tried, tried.come("few")) for _ in range(5)]

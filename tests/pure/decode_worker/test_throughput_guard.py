@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decode_worker.throughput_guard import GuardSettings, Mode, ThroughputGuard
+from tests.examples import examples
 
 POLICY, PROBE, FALLBACK = Mode.POLICY, Mode.PROBE, Mode.FALLBACK
 STEP_S = 0.05
@@ -215,6 +216,7 @@ def test_a_guard_that_is_off_leaves_all_to_the_policy() -> None:
     assert engine.guard.probes == 0
 
 
+@examples(100, few=5)
 @given(seed=st.integers(0, 2**32), spread=st.floats(0, 2), busy=st.floats(0, 1))
 def test_whatever_is_measured_probes_take_less_than_a_quarter_of_the_time(
     seed: int, spread: float, busy: float

@@ -94,7 +94,7 @@ weights = st.lists(st.sampled_from([0.25, 1.0, 3.0, 0.0]), min_size=2, max_size=
 sizes = st.lists(st.integers(2, 400), min_size=1, max_size=5)
 
 
-def unfairness(given_weights: list[float], given_sizes: list[int], steps: int = 120) -> float:
+def unfairness(given_weights: list[float], given_sizes: list[int], steps: int = 40) -> float:
     """By how much two tenants that always wait differ at most, over any stretch, beyond a step of each."""
     engine = Engine()
     tenants = "abcd"[: len(given_weights)]
@@ -121,7 +121,7 @@ def test_who_waits_gets_tokens_by_weight_but_for_a_step_of_each(
 
 def test_turns_without_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, TenantShare, "part", 1.0)
-    assert unfairness([0.25, 3.0], [100]) > 1000
+    assert unfairness([0.25, 3.0], [100]) > 300
 
 
 def waits_for_steps(engine: Engine, name: str, tokens: int) -> int:

@@ -14,6 +14,7 @@ from control_plane.gateway.kept_responses import KeptResponses
 from control_plane.gateway.stored_record import Record
 from control_plane.gateway.stored_responses import StoreAwayError
 from control_plane.gateway.warm_prompt import Outcomes, WarmPrompt
+from tests.examples import seeds
 from tests.fakes.warm_cluster import Cluster, Renderer, answer_to, rendered
 
 LIMITED: dict[str, Any] = {"max_output_tokens": 9}
@@ -206,7 +207,7 @@ async def test_while_the_store_is_away_answers_come_and_what_is_stored_is_refuse
     assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40, few=15))
 async def test_random_pieces_give_the_answer_of_the_whole(play: Play, seed: int) -> None:
     rng = random.Random(seed)
     fields = LIMITED if rng.random() < 0.7 else {}

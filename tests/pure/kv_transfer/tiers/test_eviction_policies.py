@@ -211,7 +211,7 @@ def test_decayed_frequency_halves_in_the_typical_time_between_two_accesses(
 ) -> None:
     policy, tracker = make("rachis")
     hot = 10_000
-    for turn in range(1500):
+    for turn in range(1100):
         ask(policy, tracker, [turn % gap_requests])
     ask(policy, tracker, [hot], times=frequency)
     newcomers = 0
