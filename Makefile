@@ -96,7 +96,7 @@ test: setup sdks ## All tests, in order: of one core, processes beside many host
 	hosts=$$!
 	# Where the kernel shares cores out among sessions (autogroup), niceness counts within one only: this one yields.
 	setsid --wait bash -c '{ echo 19 > /proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$$@"' - $(PYTEST) tests/campaign \
-		> $$beside/campaign 2>&1 &
+		-n 2 $(GROUPED) > $$beside/campaign 2>&1 &
 	campaign=$$!
 	trap 'kill -- -$$campaign || true' INT TERM
 	$(PYTEST) tests/pure || failed=1

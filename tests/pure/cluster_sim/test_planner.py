@@ -228,7 +228,7 @@ def test_each_trial_is_told_once_and_the_same_search_twice_is_the_same() -> None
 
 @pytest.fixture
 def options(tmp_path: Path) -> Options:
-    """20 prompts of 4,000 tokens in two seconds, of which one worker prefills about 9 a second."""
+    """10 prompts of 4,000 tokens in a second, of which one worker prefills about 9 a second."""
     rng = random.Random(0)
     lines = [
         {
@@ -237,7 +237,7 @@ def options(tmp_path: Path) -> Options:
             "output_length": rng.randrange(10, 40),
             "hash_ids": list(range(number * 10, number * 10 + 8)),
         }
-        for number in range(20)
+        for number in range(10)
     ]
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
