@@ -1,7 +1,8 @@
 """The door of a router: no call is looked at before its caller may make it, and what changes things is written down.
 
 A caller whom the router knows costs a look into a table. Who brings a key is logged in before the call begins; who has
-shown a certificate and brings none, when it begins: gRPC tells of the connection then.
+shown a certificate and brings none, when it begins: gRPC tells of the connection then. What runs when a key is revoked
+goes on to its end; a call that has none ends with the next thing it would tell.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from cluster_wire.calls import Context
 from cluster_wire.members import CallMetadata
 from control_plane.access.access import Access, KeyedAccess, address_of, certificate_of
 from control_plane.access.audit import AuditLog
-from control_plane.access.roles import ANYBODY, RPC_NEEDS, Identity, Need, need_of_rpc
+from control_plane.access.roles import ANYBODY, ENDLESS_RPCS, RPC_NEEDS, Identity, Need, need_of_rpc
 
 _Behaviour = Callable[[Any, Context], Any]
 # Of a call that tells how it goes, before it has ended.
@@ -60,12 +61,29 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None and method not in RPC_NEEDS:
             return None
         elsewhere = NotSupportedError(_ELSEWHERE) if handler is None else None
+        if method in ENDLESS_RPCS and handler is not None:
+            handler = self._asking_again(handler, RPC_NEEDS[method])
         asked = _Asked(self._audit, method, handler or _ANSWERED_ELSEWHERE, elsewhere)
         metadata = handler_call_details.invocation_metadata or ()
         access = self.access
         if asked.need is not Need.NOTHING and isinstance(access, KeyedAccess) and access.goes_by_certificate(metadata):
             return asked.once_known(partial(_certified_by, access))
         return asked.by(*await self._admitted(metadata, asked.need))
+
+    def _asking_again(self, handler: Any, need: Need) -> Any:
+        """The same handler, which tells its caller nothing more once another call of theirs would be refused."""
+
+        async def streamed(request: Any, context: Context) -> AsyncIterator[Any]:
+            async with aclosing(_behaviour(handler)(request, context)) as responses:
+                async for response in responses:
+                    metadata = context.invocation_metadata() or ()
+                    refusal = await self.refusal(metadata, certificate_of(context), need)
+                    if refusal is not None:
+                        await calls.abort(context, refusal)
+                        return
+                    yield response
+
+        return calls.handler_maker(handler)(streamed, handler.request_deserializer, handler.response_serializer)
 
     async def _admitted(self, metadata: CallMetadata, need: Need) -> tuple[Identity | None, RachisError | None]:
         """Who calls, and why not."""

@@ -66,6 +66,8 @@ RPC_NEEDS = {
     "/grpc.health.v1.Health/Watch": Need.NOTHING,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Need.KEY,
 }
+# They tell until whoever called leaves: that the caller may still listen is asked again and again.
+ENDLESS_RPCS = {"/rachis.v1.AdminService/WatchOverview"}
 
 # Of a gateway, by the path; what stands in braces is any text without a slash.
 HTTP_NEEDS = {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from control_plane.metrics.probe_server import Probes
 from tests.console.axe import findings
 from tests.console.browser import Page
 from tests.console.pictures import SETTINGS, VIEWS
-from tests.console.world import Shown, shown_service
+from tests.console.world import shown_service
 from tests.fakes.cluster import DECODE, PREFILL, named, until
 
 HOSTILE = ('"><img src=x onerror="window.hacked=1">', "<script>window.hacked=1</script>", "javascript:window.hacked=1")
+# What the admin API says of the service.
+Overview = Callable[[], Awaitable[admin.GetOverviewResponse]]
 _TIMEOUT_S = 60.0
 _LOOK_S = 0.1
 
@@ -53,14 +56,14 @@ def told(overview: admin.GetOverviewResponse) -> dict[str, Any]:
     }
 
 
-async def agree(page: Page, shown: Shown, **wanted: int) -> dict[str, Any]:
+async def agree(page: Page, overview: Overview, **wanted: int) -> dict[str, Any]:
     """Page and admin API say the same; wanted: of `running`, and of pools so many workers that are ready."""
     seen: Any = None
     said: dict[str, Any] = {}
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             while True:
-                said, seen = told(await shown.overview()), await page.value(_SHOWN)
+                said, seen = told(await overview()), await page.value(_SHOWN)
                 ready = {name: pool["states"].get("ready", 0) for name, pool in said["pools"].items()}
                 if seen == said and wanted.items() <= {"running": said["running"], **ready}.items():
                     return said
@@ -86,15 +89,15 @@ async def test_the_page_shows_what_the_api_says_while_load_rises_workers_go_and_
 ) -> None:
     async with shown_service(**SETTINGS) as shown:
         await page.go(shown.url)
-        await agree(page, shown, running=0, prefill=1, decode=2)
+        await agree(page, shown.overview, running=0, prefill=1, decode=2)
 
         shown.hold(5)
         await until(lambda: shown.cluster.parts.admission.in_flight == 5)
-        await agree(page, shown, running=5)
+        await agree(page, shown.overview, running=5)
         shown.hold(4, "more")
-        await agree(page, shown, running=9)
+        await agree(page, shown.overview, running=9)
         await shown.release()
-        await agree(page, shown, running=0)
+        await agree(page, shown.overview, running=0)
         # Nobody has configured one for TPOT.
         for name, objective in (("TTFT P90", "keeps 5.00 s"), ("TPOT P90", "no objective")):
             detail = f"""document.querySelector('[data-tile="{name}"]:not(.bad) .detail')?.textContent"""
@@ -104,10 +107,10 @@ async def test_the_page_shows_what_the_api_says_while_load_rises_workers_go_and_
         shown.cluster.workers.remove(gone)
         await gone.crash()
         await shown.cluster.unregister(gone)
-        said = await agree(page, shown, decode=1)
+        said = await agree(page, shown.overview, decode=1)
         assert said["alerts"] == ["RachisPoolBelowMinimum"]
         await shown.cluster.add(DECODE, "decode-1", number=90, forms_batches=True)
-        said = await agree(page, shown, decode=2)
+        said = await agree(page, shown.overview, decode=2)
         assert said["alerts"] == []
 
         await looks_at(page, "pools")
@@ -119,7 +122,7 @@ async def test_the_page_shows_what_the_api_says_while_load_rises_workers_go_and_
         await confirmed(page, "decode-0")
         await page.until("document.querySelector('.said')?.textContent.includes('drain decode-0: done')")
         await looks_at(page, "now")
-        said = await agree(page, shown, decode=2)
+        said = await agree(page, shown.overview, decode=2)
         assert said["pools"]["decode"]["states"] == {"ready": 2, "draining": 1}
         assert said["workers"]["decode-0"][0] == "draining"
 
@@ -164,7 +167,7 @@ async def test_names_that_would_be_scripts_are_shown_as_text_and_none_runs(page:
         for number, name in enumerate(HOSTILE):
             await shown.cluster.generate(f"hello {number}", request_id=name)
         await page.go(shown.url)
-        await agree(page, shown)
+        await agree(page, shown.overview)
         for view in (*VIEWS, *(f"requests/{name.replace('/', '%2F')}" for name in HOSTILE)):
             await looks_at(page, view)
             for name in HOSTILE if view in ("now", "pools", "requests", "placement") else ():
@@ -176,14 +179,14 @@ async def test_names_that_would_be_scripts_are_shown_as_text_and_none_runs(page:
 async def test_the_page_says_that_the_router_is_gone_and_comes_back_with_it(page: Page) -> None:
     async with shown_service(**SETTINGS) as shown:
         await page.go(shown.url)
-        await agree(page, shown)
+        await agree(page, shown.overview)
         metrics, loop = shown.cluster.router.metrics, asyncio.get_running_loop()
         host, _, port = metrics.address.rpartition(":")
         await asyncio.to_thread(metrics.close)
         await page.until("document.querySelector('.connection.lost')?.textContent.includes('the router is gone')")
         assert await page.value("document.querySelectorAll('article[data-pool]').length") == 2
         metrics.serve(host, int(port), Probes(loop, lambda: ""), ConsolePages(shown.cluster.parts.calls, loop))
-        await agree(page, shown)
+        await agree(page, shown.overview)
 
 
 async def test_a_thousand_workers_are_summed(page: Page) -> None:
@@ -194,7 +197,7 @@ async def test_a_thousand_workers_are_summed(page: Page) -> None:
             record.load.running_requests = 2
             shown.cluster.registry.write(record)
         await page.go(shown.url)
-        said = await agree(page, shown, decode=1002)
+        said = await agree(page, shown.overview, decode=1002)
         assert said["pools"]["decode"]["running"] == 2000 and len(said["workers"]) == 200
         assert await page.value("document.body.textContent.includes('803 more workers')")
         for number in range(1000):
@@ -207,7 +210,7 @@ async def test_nothing_serious_keeps_anybody_from_reading_it(page: Page) -> None
         shown.caches()
         shown.hold(3)
         await page.go(shown.url)
-        await agree(page, shown, running=3)
+        await agree(page, shown.overview, running=3)
         views = (*VIEWS, "requests/ask-1", "now/RachisClockSkew")
         few = ("now", "pools")
         for width, scheme, these in (

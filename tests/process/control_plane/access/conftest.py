@@ -20,15 +20,13 @@ from cluster_wire.secret import write_secret
 from control_plane.access.access import KeyedAccess
 from control_plane.access.api_keys import new_key
 from control_plane.access.key_file import edit
-from control_plane.access.roles import Role
+from control_plane.access.roles import ENDLESS_RPCS, Role
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
 
 Code = grpc.StatusCode
 Metadata = tuple[tuple[str, str], ...]
 WHO = {"nobody": (), "nothing": (), **{role.value: (role,) for role in Role}, "all": tuple(Role)}
 REFUSED = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}
-# They tell until whoever called leaves.
-_ENDLESS = {"WatchOverview"}
 
 
 def bearer(key: str) -> Metadata:
@@ -84,7 +82,7 @@ def method_of(path: str) -> Any:
 
 
 async def status_of(channel: grpc.aio.Channel, path: str, metadata: Metadata) -> grpc.StatusCode:
-    """How a call with an empty message ends, or that one of `_ENDLESS` has begun."""
+    """How a call with an empty message ends, or that one of `ENDLESS_RPCS` has begun."""
     return (await ended(channel, path, metadata))[0]
 
 
@@ -103,7 +101,7 @@ async def ended(channel: grpc.aio.Channel, path: str, metadata: Metadata) -> tup
         elif method.server_streaming:
             call = channel.unary_stream(path, write, parse)(request, metadata=metadata, timeout=30)
             async for _ in call:
-                if method.name in _ENDLESS:
+                if path in ENDLESS_RPCS:
                     call.cancel()
                     break
         else:
