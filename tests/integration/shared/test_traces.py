@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
@@ -152,6 +153,30 @@ async def test_vllms_own_spans_are_below_the_span_of_their_request_where_its_tra
         engines = collector.named("llm_request", trace_ids[name])
         assert engines[0].parent_span_id == engines[1].parent_span_id
     assert not collector.named("llm_request", trace_ids["not drawn"])
+
+
+async def test_a_collector_that_hangs_keeps_nobody_and_gets_what_comes_after(
+    client: AsyncClient, collector: Collector
+) -> None:
+    drawn = client.with_metadata((("traceparent", f"00-{0xFAD:032x}-{0xDEF:016x}-01"),))
+    with collector.hanging():
+        await asyncio.gather(*(tokens(drawn, f"kept-{number}", Random(number)) for number in range(60)))
+
+        async def keeps_all() -> bool:
+            return len(collector.kept) >= 3
+
+        await until(keeps_all, "router, prefill worker and decode worker wait for it")
+        await asyncio.gather(*(tokens(drawn, f"kept-on-{number}", Random(number)) for number in range(60)))
+    later = client.with_metadata((("traceparent", f"00-{0xFAE:032x}-{0xDEF:016x}-01"),))
+    asks = itertools.count()
+
+    async def are_told() -> bool:
+        """Of whom it kept, each goes on to tell."""
+        await tokens(later, f"later-{next(asks)}", Random(1))
+        engines = collector.named("llm_request", f"{0xFAE:032x}")
+        return len(engines) >= 2 and bool(collector.named("rachis.request", f"{0xFAE:032x}"))
+
+    await until(are_told, "spans of router and engines come again")
 
 
 async def _ended_trace(client: AsyncClient, name: str) -> admin.GetTraceResponse:
