@@ -98,6 +98,10 @@ class EvictionOrder:
                 found.append((turn[group], priority, node))
         return [(priority, node) for _, priority, node in sorted(found, key=lambda each: each[:2])]
 
+    def known(self) -> list[Node]:
+        """All leaves that may leave, and some that may not, in no order. O(n)."""
+        return list(self._queued)
+
     def tail(self, node: Node) -> int:
         ids = node.ids[self._tier]
         assert ids is not None

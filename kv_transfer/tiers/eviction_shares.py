@@ -9,8 +9,9 @@ was asked for again, an unproven one goes that is colder: room is no share of an
 tenant fills what nobody else claims, gives it back block by block once others ask, and keeps what it asks for again as
 long as another has more for its weight. Without tenants all is unclaimed.
 
-A tenant that has come to claim nothing takes its leaves along, which is once in as many blocks that come as lie in the
-tier: so an eviction costs O(log n) here as well.
+A tenant that has come to claim nothing takes its leaves along, a few with each eviction, and its own order is asked
+beside the unclaimed ones until then; the next such tenant claims room as long. So an eviction costs O(log n) here as
+well, but for a list of the leaves of a tenant whose claim ends.
 Source: min-funding revocation, as in Waldspurger, "Memory Resource Management in VMware ESX Server", OSDI 2002.
 """
 
@@ -25,6 +26,8 @@ from kv_transfer.tiers.owners import Owner
 from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.radix_tree import RadixTree
 
+# As many are moved in the time of a few evictions.
+TAKEN_ALONG = 16
 # What it has for its weight, negative; a number that makes entries differ; the tenant.
 _Entry = tuple[float, int, Owner]
 
@@ -33,6 +36,7 @@ class EvictionShares:
     """Of one tier of a tree. `is_referenced(id)`: whether anything but the tree holds this block or slot.
 
     is_proven(hash): whether a block was asked for more than once, or goes on from the end of an earlier prompt.
+    taken_along: leaves that an eviction takes along, of a tenant whose claim has ended.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class EvictionShares:
         policy: EvictionPolicy,
         is_referenced: Callable[[int], bool],
         is_proven: Callable[[BlockHash], bool],
+        taken_along: int = TAKEN_ALONG,
     ) -> None:
         self._tree = tree
         self._tier = tier
@@ -57,6 +62,10 @@ class EvictionShares:
         self._heap: list[_Entry] = []
         self._queued: dict[Owner, _Entry] = {}
         self._sequence = count()
+        self._taken_along = taken_along
+        # Whose claim has ended while not all of its leaves lie among the unclaimed ones: those that do not.
+        self._ending: Owner | None = None
+        self._left_behind: list[Node] = []
 
     def became_leaf(self, node: Node) -> None:
         """To be called for every run that may be a leaf of the tier now, and that has got longer."""
@@ -77,28 +86,32 @@ class EvictionShares:
 
     def asked(self, owner: Owner) -> None:
         """It claims room from now on; its weight may be another one."""
+        if owner is self._ending:
+            self._end(None, [])
         if owner in self._orders:
             self._push(owner)
 
     def forget(self, owner: Owner) -> None:
         """It owns nothing any more."""
+        if owner is self._ending:
+            self._end(None, [])
         self._orders.pop(owner, None)
         self._queued.pop(owner, None)
 
     def coldest(self) -> Node | None:
         """The leaf whose tail leaves next. None: every one is referenced, or there is none."""
-        most = self._with_most()
-        if most is None:
-            return self._unclaimed.coldest()
-        coldest = [order.coldest() for order in self._giving(most)]
+        giving = self._giving(self._with_most())
+        if len(giving) == 1:
+            return giving[0].coldest()
+        coldest = [order.coldest() for order in giving]
         return min((each for each in coldest if each is not None), key=self._place, default=None)
 
     def leaves(self) -> list[tuple[Priority, Node]]:
         """The leaves that leave next while who has most stays the same, coldest first. O(n log n)."""
-        most = self._with_most()
-        if most is None:
-            return self._unclaimed.leaves()
-        priorities = {node: priority for order in self._giving(most) for priority, node in order.leaves()}
+        giving = self._giving(self._with_most())
+        if len(giving) == 1:
+            return giving[0].leaves()
+        priorities = {node: priority for order in giving for priority, node in order.leaves()}
         return [(priorities[node], node) for node in sorted(priorities, key=self._place)]
 
     def is_owed(self, block_hash: BlockHash, owner: Owner, blocks: int) -> bool:
@@ -127,17 +140,24 @@ class EvictionShares:
         for owner, order in self._orders.items():
             assert owner in self._tree.owners, "an order of a tenant that is forgotten"
             order.check_invariants()
+        assert self._ending is None or self._ending in self._orders, "a tenant that is forgotten leaves leaves behind"
+        assert self._ending not in self._claimants, "a tenant that claims room leaves leaves behind"
         assert self._queued.keys() <= self._orders.keys(), "a tenant without an order is asked for a leaf"
         assert len(self._heap) <= 4 * len(self._orders) + 65, "entries of tenants pile up"
         assert all(
             -entry[0] >= owner.load(self._tier) for owner, entry in self._queued.items() if owner in self._claimants
         ), "a tenant has more than it stands for"
 
-    def _giving(self, most: Owner) -> list[EvictionOrder]:
-        """The orders of which the coldest leaf of all leaves next. most: who has most for its weight."""
+    def _giving(self, most: Owner | None) -> list[EvictionOrder]:
+        """The orders of which the coldest leaf of all leaves next. most: who has most for its weight, if anybody."""
+        giving = [self._unclaimed]
+        if self._ending is not None:
+            giving.append(self._orders[self._ending])
+        if most is None:
+            return giving
+        giving.append(self._orders[most])
         theirs = self._orders[most].coldest()
         assert theirs is not None
-        giving = [self._unclaimed, self._orders[most]]
         return [*giving, self._unproven] if self._is_proven(theirs.hashes[-1]) else giving
 
     def _place(self, node: Node) -> tuple[int, Priority]:
@@ -153,10 +173,19 @@ class EvictionShares:
         return order
 
     def _let_idle_ones_go(self) -> None:
-        for owner in self._tree.owners.fallen_idle(self._tier, self._tree.blocks[self._tier]):
-            order = self._orders.get(owner)
-            for _, node in order.leaves() if order is not None else ():
-                self._unclaimed.became_leaf(node)
+        """A few leaves, however many lie there."""
+        for _ in range(self._taken_along):
+            if not self._left_behind:
+                owner = self._tree.owners.fallen_idle(self._tier, self._tree.blocks[self._tier])
+                order = self._orders.get(owner) if owner is not None else None
+                self._end(owner if order is not None else None, order.known() if order is not None else [])
+                if owner is None:
+                    return
+            if self._left_behind:
+                self._unclaimed.became_leaf(self._left_behind.pop())
+
+    def _end(self, owner: Owner | None, leaves: list[Node]) -> None:
+        self._ending, self._left_behind = owner, leaves
 
     def _with_most(self) -> Owner | None:
         """The tenant that claims room and has most for its weight, of those with a leaf that may leave."""

@@ -81,16 +81,13 @@ class Owners:
         """Who claims room; it changes with time."""
         return self._asked[tier].keys()
 
-    def fallen_idle(self, tier: Tier, blocks: int) -> list[Owner]:
-        """Who claims nothing from now on, for want of asking. blocks: that lie in the tier."""
-        asked, idle = self._asked[tier], list[Owner]()
-        while asked:
-            owner, when = next(iter(asked.items()))
-            if self._came[tier] - when < self._turnovers * blocks:
-                break
-            del asked[owner]
-            idle.append(owner)
-        return idle
+    def fallen_idle(self, tier: Tier, blocks: int) -> Owner | None:
+        """Who claims nothing from now on, for want of asking; None: nobody more. blocks: that lie in the tier."""
+        owner, when = next(iter(self._asked[tier].items()), (None, 0))
+        if owner is None or self._came[tier] - when < self._turnovers * blocks:
+            return None
+        del self._asked[tier][owner]
+        return owner
 
     def came(self, owner: Owner, tier: Tier, blocks: int) -> None:
         """To a tier in which they did not lie."""

@@ -147,6 +147,23 @@ def test_an_eviction_takes_little_more_work_among_many_leaves_of_many_tenants() 
     assert work(600, 200) < 2 * small
 
 
+def test_the_end_of_a_claim_costs_no_eviction_much_and_its_leaves_go_as_before() -> None:
+    def most_work(leaves: int) -> int:
+        """Lines of Python of the dearest eviction, while a tenant's claim ends and all of its leaves leave."""
+        forest = Forest(turnovers=1)
+        for number in range(leaves):
+            forest.ask(number, TenantShare("gone"))
+        work, left, numbers = [], Counter[str](), iter(range(leaves, 10_000))
+        while forest.blocks().get("gone"):
+            forest.ask(next(numbers), TenantShare("stays"))
+            work.append(lines_run(lambda: left.update([forest.evict()])))
+        # They are the coldest of what nobody claims: nothing else leaves, once it is so.
+        assert left["gone"] == leaves and left["stays"] <= leaves
+        return max(work)
+
+    assert most_work(400) < 2 * most_work(100)
+
+
 def test_tenants_that_come_and_go_leave_nothing_behind() -> None:
     forest = Forest()
     for number in range(1000):

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from cluster_core.engine_jobs import TenantShare
 from kv_transfer.blocks import BlockHash, Tier
 from kv_transfer.tiers.eviction_policies import Priority
-from kv_transfer.tiers.eviction_shares import EvictionShares
+from kv_transfer.tiers.eviction_shares import TAKEN_ALONG, EvictionShares
 from kv_transfer.tiers.owners import Owner, Owners
 from kv_transfer.tiers.prefix_runs import Node
 from kv_transfer.tiers.radix_tree import RadixTree
@@ -29,16 +29,20 @@ class SharesMachine(RuleBasedStateMachine):
     """One tree with blocks of several tenants, the shares of both tiers. What a tenant owns and when it asked is kept
     again here, by block and by name."""
 
-    @initialize(weight=st.sampled_from([0.0, 0.3]), turnovers=st.integers(0, 2))
-    def start(self, weight: float, turnovers: int) -> None:
+    @initialize(
+        weight=st.sampled_from([0.0, 0.3]),
+        turnovers=st.integers(0, 2),
+        taken_along=st.sampled_from([1, 2, TAKEN_ALONG]),
+    )
+    def start(self, weight: float, turnovers: int, taken_along: int) -> None:
         self.policy = ScriptedPolicy(weight)
-        self.turnovers = turnovers
+        self.turnovers, self.taken_along = turnovers, taken_along
         self.referenced: set[int] = set()
         self.owners = Owners(turnovers)
         self.tree = RadixTree(lambda node, tier: self.shares[tier].became_leaf(node), owners=self.owners)
         self.shares = {
             tier: EvictionShares(
-                self.tree, tier, self.policy, lambda identity: identity in self.referenced, self.is_proven
+                self.tree, tier, self.policy, lambda identity: identity in self.referenced, self.is_proven, taken_along
             )
             for tier in Tier
         }
@@ -87,10 +91,17 @@ class SharesMachine(RuleBasedStateMachine):
     def load(self, tenant: str, tier: Tier) -> float:
         return sum(self.owner_of[name] == tenant for name in self.lying[tier]) / self.weights[tenant]
 
+    def bound(self, tier: Tier) -> int:
+        return self.turnovers * len(self.lying[tier])
+
     def let_idle_ones_go(self, tier: Tier) -> None:
-        bound = self.turnovers * len(self.lying[tier])
-        for tenant, when in list(self.asked[tier].items()):
-            if self.came[tier] - when >= bound:
+        """An eviction takes a few leaves along; a tenant's claim ends once those of the ones before it are."""
+        bound = self.bound(tier)
+        still = {owner.tenant_id for owner in self.owners.claimants(tier)}
+        ended = [tenant for tenant, when in self.asked[tier].items() if self.came[tier] - when >= bound]
+        assert still >= self.asked[tier].keys() - set(ended), "a claim ended before its time"
+        for tenant in ended:
+            if tenant not in still:
                 del self.asked[tier][tenant]
 
     def place(self, node: Node) -> tuple[int, Priority]:
@@ -112,8 +123,11 @@ class SharesMachine(RuleBasedStateMachine):
 
     def next_of(self, tier: Tier) -> Node | None:
         """What leaves next, held against all that may."""
-        unclaimed, claimed = self.leaves_of(tier)
         node = self.shares[tier].coldest()
+        unclaimed, claimed = self.leaves_of(tier)
+        ended = [tenant for tenant in claimed if self.came[tier] - self.asked[tier][tenant] >= self.bound(tier)]
+        leaves = sum(map(len, (unclaimed, *claimed.values())))
+        assert not ended or leaves > self.taken_along, "a claim has not ended"
         if node is None:
             assert not unclaimed
             assert not claimed
