@@ -131,7 +131,7 @@ class HashTreeMachine(RuleBasedStateMachine):
 
 
 TestHashTree = HashTreeMachine.TestCase
-TestHashTree.settings = examples(300, few=10)
+TestHashTree.settings = examples(300, few=6)
 
 
 def test_a_preempted_request_that_does_not_come_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from decode_worker.stop_policies import (
     QLearning,
     StopPolicy,
 )
+from tests.examples import examples
 
 ADD, STOP = Action.ADD, Action.STOP
 LEARNED = ("bandit", "q_learning")
@@ -54,6 +55,7 @@ def state(batch: int = 16, loss: int = 9, peers: int = 0) -> BatchState:
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@examples(100, few=5)
 @given(history=histories(), asked=st.lists(states, max_size=10))
 def test_no_state_or_history_makes_a_policy_fail_and_free_admissions_are_always_taken(
     name: str, history: Sequence[tuple[list[Decision], float, BatchState | None]], asked: Sequence[BatchState]
@@ -245,6 +247,7 @@ def test_bandit_rewards_a_decision_with_the_mean_of_the_batches_from_then_on() -
 
 
 @pytest.mark.parametrize("name", LEARNED)
+@examples(100, few=5)
 @given(history=histories(), asked=st.lists(states, max_size=10))
 def test_a_table_comes_back_from_json_as_it_was_and_decides_alike(
     name: str, history: Sequence[tuple[list[Decision], float, BatchState | None]], asked: Sequence[BatchState]

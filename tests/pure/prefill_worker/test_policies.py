@@ -23,6 +23,7 @@ from prefill_worker.policies import (
     make_policy,
     mcps,
 )
+from tests.examples import examples
 
 NOW_S = 100.0
 STARVATION_S = 5.0
@@ -81,6 +82,7 @@ SLOW_KEYS = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@examples(100, few=5)
 @given(contenders=snapshots())
 def test_order_is_that_of_a_plain_sort_by_tuples_and_the_snapshot_is_untouched(
     name: str, contenders: list[Contender]

@@ -18,7 +18,7 @@ from tests.pure.control_plane.dispatch.planted_journeys import PLANTED
 from tests.pure.control_plane.dispatch.played_journey import FIRST, MORE, PULLED, PlayedJourney, new_job, worker
 
 _SETTINGS = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=14,
     deadline=None,
     database=None,

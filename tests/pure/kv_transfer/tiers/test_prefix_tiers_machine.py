@@ -337,5 +337,5 @@ class TiersMachine(RuleBasedStateMachine):
         assert all(len(each) <= bound for each in known)
 
 
-TiersMachine.TestCase.settings = examples(300)
+TiersMachine.TestCase.settings = examples(300, few=6)
 test_tiers_never_serve_what_is_not_there = TiersMachine.TestCase
