@@ -31,6 +31,9 @@ _CONTAINER_FILE = Path("cluster_configs/containers/Dockerfile")
 _ASKED = "### What you have to do"
 _LAYERS = ("RUN ", "COPY ", "ADD ")
 
+# Of the files that are not committed.
+_MOST_NAMED = 5
+
 
 class ReleaseError(Exception):
     """What keeps the release from being made, in a sentence."""
@@ -39,8 +42,10 @@ class ReleaseError(Exception):
 def main() -> int:
     folder = ROOT / "dist"
     try:
-        if _git("status", "--porcelain"):
-            raise ReleaseError("there are changes that are not committed: a release is made of a commit")
+        if changed := _git("status", "--porcelain").splitlines():
+            named = ", ".join(line.split(maxsplit=1)[-1] for line in changed[:_MOST_NAMED])
+            more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+            raise ReleaseError(f"a release is made of a commit, and these are not in it: {named}{more}")
         with tempfile.TemporaryDirectory(prefix="rachis-release-") as name:
             source = Path(name)
             with tarfile.open(fileobj=BytesIO(_git_bytes("archive", "HEAD"))) as archive:

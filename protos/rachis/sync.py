@@ -156,6 +156,14 @@ class Client:
         """As `AsyncClient.session`."""
         return Session(self._loop, self._client.session(prefix, mode=mode, **wishes))
 
+    def identity(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> api.GetIdentityResponse:
+        """As `AsyncClient.identity`."""
+        return self._loop.wait(self._client.identity(timeout_s))
+
+    def models(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> api.ListModelsResponse:
+        """As `AsyncClient.models`."""
+        return self._loop.wait(self._client.models(timeout_s))
+
     def is_serving(self, timeout_s: float) -> bool:
         """As `AsyncClient.is_serving`."""
         return self._loop.wait(self._client.is_serving(timeout_s))

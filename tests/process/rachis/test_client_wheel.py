@@ -25,6 +25,8 @@ import rachis
 with rachis.Client({address!r}) as client:
     print(client.generate("hello", temperature=0.0, max_tokens=8).text, end="")
     assert client.is_serving(5.0)
+    assert client.identity().is_open
+    assert client.models().HasField("model")
 known = {{name.partition(".")[0] for name in sys.modules}} - sys.stdlib_module_names
 foreign = {{name for name in known if "site-packages" in str(getattr(sys.modules[name], "__file__", ""))}}
 assert foreign <= {{"rachis", "grpc", "google", "typing_extensions"}}, foreign
