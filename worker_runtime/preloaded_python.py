@@ -60,9 +60,14 @@ def job_config(command: str) -> dict[str, str]:
 
 
 def engine_python() -> list[str]:
-    """The Python that this environment's processes with vLLM are started with: as its workers are, where it says so."""
-    said = json.loads(os.environ.get(JOB_VARIABLE, "{}"))
-    return shlex.split(said.get("runtime_env", {}).get("py_executable", "")) or [sys.executable]
+    """What processes with vLLM are started with in this environment: as its workers are, where those are forks.
+
+    What else somebody has Ray start workers with is for Ray alone.
+    """
+    said = os.environ.get(JOB_VARIABLE, "")
+    if __file__ not in said:
+        return [sys.executable]
+    return shlex.split(json.loads(said)["runtime_env"]["py_executable"])
 
 
 def _run_forked(address: str, arguments: list[str]) -> int:

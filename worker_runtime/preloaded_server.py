@@ -9,6 +9,7 @@ import selectors
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,8 +120,9 @@ def _answer_ended(running: dict[int, socket.socket], ready: selectors.BaseSelect
             caller, code = running.pop(forked), os.waitstatus_to_exitcode(status)
             if caller in ready.get_map():
                 ready.unregister(caller)
-                # Of a process that a signal has ended, what a shell would say.
-                caller.send(str(code if code >= 0 else 128 - code).encode())
+                # Of a process that a signal has ended, what a shell would say. Whoever stood for it may be gone, too.
+                with suppress(OSError):
+                    caller.send(str(code if code >= 0 else 128 - code).encode())
             caller.close()
 
 

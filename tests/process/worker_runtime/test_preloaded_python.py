@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from worker_runtime import preloaded_python as preloaded
 from worker_runtime.preloaded_python import JOB_VARIABLE, engine_python, job_config, preloaded_python
 
 TIMEOUT_S = 60
@@ -100,10 +101,12 @@ signal.pause()
 def test_the_python_of_a_services_processes_is_that_of_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(JOB_VARIABLE, raising=False)
     assert engine_python() == [sys.executable]
-    monkeypatch.setenv(JOB_VARIABLE, '{"runtime_env": {"env_vars": {"MINE": "this"}}}')
-    assert engine_python() == [sys.executable], "somebody's own"
-    monkeypatch.setenv(JOB_VARIABLE, job_config("this 'one here'")[JOB_VARIABLE])
-    assert engine_python() == ["this", "one here"]
+    for own in ('{"runtime_env": {"py_executable": "uv run"}}', '{"runtime_env": null}', "no JSON"):
+        monkeypatch.setenv(JOB_VARIABLE, own)
+        assert engine_python() == [sys.executable], "somebody's own is for Ray"
+    command = f"this {preloaded.__file__} 'one here'"
+    monkeypatch.setenv(JOB_VARIABLE, job_config(command)[JOB_VARIABLE])
+    assert engine_python() == ["this", preloaded.__file__, "one here"]
 
 
 def test_whoever_stands_for_a_killed_fork_says_so(command: list[str], tmp_path: Path) -> None:
@@ -123,6 +126,21 @@ def test_a_fork_ends_with_whoever_stands_for_it_and_others_do_not(command: list[
         assert psutil.pid_exists(forks[1]) and second.poll() is None
         os.kill(forks[1], signal.SIGKILL)
         assert second.wait(TIMEOUT_S) == 128 + signal.SIGKILL
+
+
+def test_whoever_stands_for_a_fork_and_the_fork_are_killed_together_and_others_go_on(
+    command: list[str], tmp_path: Path
+) -> None:
+    waits = script(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    for _ in range(20):
+        process = subprocess.Popen([*command, waits], stdout=subprocess.PIPE, text=True)
+        with process, killed_at_the_end(process):
+            assert process.stdout is not None
+            fork = int(process.stdout.readline())
+            process.kill()
+            os.kill(fork, signal.SIGKILL)
+        until_ended(fork)
+    assert run(command, script(tmp_path, "print('goes on')")).stdout == "goes on\n"
 
 
 def test_a_module_that_does_not_load_is_said_at_the_end(tmp_path: Path) -> None:
