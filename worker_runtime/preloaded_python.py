@@ -38,9 +38,11 @@ def preloaded_python(module: str) -> Iterator[str]:
             server = subprocess.Popen(
                 [sys.executable, "-m", _SERVER, str(listener.fileno()), module],
                 pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stderr=output,
+                # Ctrl-C is for whoever asks it to end.
+                start_new_session=True,
             )  # fmt: skip
         try:
-            yield f"{sys.executable} -I -S {__file__} {address}"
+            yield shlex.join([sys.executable, "-I", "-S", __file__, str(address)])
         finally:
             died = server.poll()
             assert server.stdin is not None
@@ -64,10 +66,11 @@ def engine_python() -> list[str]:
 
     What else somebody has Ray start workers with is for Ray alone.
     """
-    said = os.environ.get(JOB_VARIABLE, "")
-    if __file__ not in said:
+    try:
+        command = shlex.split(json.loads(os.environ[JOB_VARIABLE])["runtime_env"]["py_executable"])
+    except (KeyError, TypeError, ValueError):
         return [sys.executable]
-    return shlex.split(json.loads(said)["runtime_env"]["py_executable"])
+    return command if __file__ in command else [sys.executable]
 
 
 def _run_forked(address: str, arguments: list[str]) -> int:

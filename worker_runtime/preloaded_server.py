@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster_core.bound_child import bind_to_parent
+
 _LARGEST_CALL = 1 << 20
 # A caller that has connected sends its call at once. One that does not must not keep the others waiting.
 _CALL_S = 10.0
@@ -31,7 +33,9 @@ class Call:
     files: list[int]
 
     def become(self) -> None:
-        """Ends with the script. It has a group of processes of its own: Ray ends workers by their groups."""
+        """Ends with the script, and with the server. It has a group of processes of its own: Ray ends workers by their
+        groups."""
+        bind_to_parent()
         os.setsid()
         for number, file in enumerate(self.files):
             os.dup2(file, number)

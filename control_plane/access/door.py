@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from cluster_core.errors import NotSupportedError, RachisError
+from cluster_core.errors import NotSupportedError, OverloadedError, RachisError
 from cluster_wire import calls
 from cluster_wire.calls import Context
 from cluster_wire.members import CallMetadata
@@ -78,6 +78,9 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 async for response in responses:
                     metadata = context.invocation_metadata() or ()
                     refusal = await self.refusal(metadata, certificate_of(context), need)
+                    if isinstance(refusal, OverloadedError):
+                        # Who that is cannot be told now: they are told nothing, and the next thing perhaps.
+                        continue
                     if refusal is not None:
                         await calls.abort(context, refusal)
                         return

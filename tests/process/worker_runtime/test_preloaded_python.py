@@ -143,6 +143,27 @@ def test_whoever_stands_for_a_fork_and_the_fork_are_killed_together_and_others_g
     assert run(command, script(tmp_path, "print('goes on')")).stdout == "goes on\n"
 
 
+def test_forks_end_with_their_server_and_ctrl_c_does_not_reach_it(tmp_path: Path) -> None:
+    parent = f"""
+import os, shlex, subprocess, sys, time
+from worker_runtime.preloaded_python import preloaded_python
+with preloaded_python({MODULE!r}) as command:
+    subprocess.run([*shlex.split(command), sys.argv[1]])
+"""
+    waits = script(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent, waits], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with process, killed_at_the_end(process):
+        assert process.stdout is not None
+        fork = psutil.Process(int(process.stdout.readline()))
+        server = fork.parent()
+        assert server is not None and os.getpgid(server.pid) != os.getpgid(process.pid)
+        process.kill()
+        until_ended(fork.pid)
+        until_ended(server.pid)
+
+
 def test_a_module_that_does_not_load_is_said_at_the_end(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="No module named 'nowhere'"), preloaded_python("nowhere") as command:
         assert run(shlex.split(command), script(tmp_path, "print(1)")).returncode != 0

@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -256,9 +255,11 @@ def test_the_command_plans_a_trace(options: Options, capsys: pytest.CaptureFixtu
 
 def test_the_command_prints_a_plan_for_people(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     options.trace.write_text("\n".join(options.trace.read_text().splitlines()[:3]))
+    plan_command(options, as_json_text=True)
+    told = json.loads(capsys.readouterr().out)
     plan_command(options, as_json_text=False)
     printed = capsys.readouterr().out
-    assert re.match(r"\d+ GPUs: \d+ prefill and \d+ decode workers of ", printed)
+    assert f"{told['gpus']} GPUs: {told['prefill_workers']} prefill and {told['decode_workers']} decode" in printed
     assert max(map(len, printed.splitlines()[:5])) <= 100
 
 

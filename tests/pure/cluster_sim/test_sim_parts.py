@@ -281,9 +281,9 @@ def test_a_scale_shortens_prompts_and_answers_and_leaves_who_shares_with_whom(ki
 
 
 def test_a_scale_shortens_the_contexts_of_sessions() -> None:
-    whole, short = taken(75, kind="crawler"), taken(75, kind="crawler", token_scale=0.25)
+    whole, short = taken(kind="crawler"), taken(kind="crawler", token_scale=0.25)
     assert sum(each.prompt_tokens for each in short) == pytest.approx(
-        sum(each.prompt_tokens for each in whole) / 4, rel=0.15
+        sum(each.prompt_tokens for each in whole) / 4, rel=0.05
     )
 
 

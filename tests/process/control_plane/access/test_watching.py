@@ -10,10 +10,14 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import admin_pb2_grpc
 
+from cluster_core.errors import OverloadedError
+from cluster_wire.members import CallMetadata
+from control_plane.access.access import KeyedAccess
 from control_plane.access.api_keys import ApiKey
 from control_plane.access.key_file import edit
-from control_plane.access.roles import ENDLESS_RPCS, RPC_NEEDS, Role
+from control_plane.access.roles import ENDLESS_RPCS, RPC_NEEDS, Identity, Role
 from tests.fakes.cluster import until
+from tests.planting import planted
 from tests.process.control_plane.access.certified_world import certified_cluster
 from tests.process.control_plane.access.conftest import Keyed, Metadata, method_of
 
@@ -66,6 +70,29 @@ async def test_a_key_that_is_no_longer_good_watches_no_longer(keyed: Keyed, what
     for _ in range(3):
         assert (await anext(aiter(other))).HasField("overview"), "others go on"
     other.cancel()
+
+
+async def test_who_cannot_be_told_apart_for_now_is_told_the_next_thing_once_they_can(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where so many tokens of nobody come that none is looked at."""
+    watch = keyed.cluster.admin.WatchOverview(admin.WatchOverviewRequest(), metadata=keyed.metadata("observe"))
+    told = aiter(watch)
+    assert (await anext(told)).HasField("overview")
+    login, refused = KeyedAccess.login, 0
+
+    async def busy(self: KeyedAccess, metadata: CallMetadata) -> Identity:
+        nonlocal refused
+        refused += 1
+        if refused <= 2:
+            raise OverloadedError("too many tokens are looked at", retry_after_ms=1)
+        return await login(self, metadata)
+
+    planted(monkeypatch, KeyedAccess, "login", busy)
+    async with asyncio.timeout(_TIMEOUT_S):
+        assert (await anext(told)).HasField("overview")
+    assert refused == 3
+    watch.cancel()
 
 
 async def test_a_certificate_that_is_nobodys_any_more_watches_no_longer(
