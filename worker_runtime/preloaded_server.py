@@ -35,7 +35,6 @@ class Call:
     def become(self) -> None:
         """Ends with the script, and with the server. It has a group of processes of its own: Ray ends workers by their
         groups."""
-        bind_to_parent()
         os.setsid()
         for number, file in enumerate(self.files):
             os.dup2(file, number)
@@ -69,6 +68,7 @@ def next_call(listener: socket.socket) -> Call | None:
     woken.setblocking(False)
     signal.set_wakeup_fd(wake.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    server = os.getpid()
     running: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as ready:
         for each in (listener, woken, sys.stdin):
@@ -84,6 +84,10 @@ def next_call(listener: socket.socket) -> Call | None:
                         continue
                     forked = os.fork()
                     if not forked:
+                        bind_to_parent()
+                        if os.getppid() != server:
+                            # It has ended meanwhile.
+                            os._exit(1)
                         signal.set_wakeup_fd(-1)
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                         for other in (listener, woken, wake, caller, *running.values()):
