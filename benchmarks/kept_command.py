@@ -5,7 +5,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,23 @@ _WHAT = {"serve": "service", "route": "router"}
 class KeptCommand:
     """settings: by key, beside `router.port`; nothing else of this process's own counts. folder: for its state, its log
     and its configuration, which is a file: a command line can be read by every user of the machine. start_timeout_s:
-    what the configuration allows the engines."""
+    what the configuration allows the engines. options: of the command. port: by default a free one, which is held."""
 
     def __init__(
-        self, command: str, settings: Mapping[str, object], folder: Path, *, start_timeout_s: float = 300.0
+        self,
+        command: str,
+        settings: Mapping[str, object],
+        folder: Path,
+        *,
+        options: Sequence[str] = (),
+        port: int | None = None,
+        start_timeout_s: float = 300.0,
     ) -> None:
-        port = hold_port(_HOST)
+        port = hold_port(_HOST) if port is None else port
         self.address = f"{_HOST}:{port}"
         self.process: asyncio.subprocess.Process | None = None
         self._command = command
+        self._options = options
         # Whoever is measured shares the machine with no gateway that nobody asks.
         self._tree = tree_of({"gateway.port": None, **settings, "router.host": _HOST, "router.port": port})
         self._folder = folder
@@ -50,6 +58,7 @@ class KeptCommand:
         with file.with_suffix(".log").open("w+b") as log:
             process = self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "command_line.main", self._command, "--json", "--config", str(file),
+                *self._options,
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log,
                 env={**environment, "RACHIS_STATE_DIR": str(self._folder)}, preexec_fn=bind_to_parent,
                 start_new_session=True,

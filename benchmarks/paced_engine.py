@@ -51,7 +51,8 @@ class PacedEngine:
 
     async def generate(self, job: EngineJob) -> AsyncIterator[EngineOutput]:
         items: asyncio.Queue[EngineOutput] = asyncio.Queue()
-        self._running[job.request_id] = (items, job.sampling.max_tokens)
+        emitted = job.emitted.token_ids if job.emitted is not None else ()
+        self._running[job.request_id] = (items, job.sampling.max_tokens - len(emitted))
         self._counters.requests += 1
         self._work.set()
         try:

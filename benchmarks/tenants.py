@@ -6,8 +6,9 @@ All of it on one service with several routers, whose settings alone differ:
                      asked: with `security.sharing: never` it must not, with `always` it does, as a control
     shares           a tenant with requests at random times, alone and beside one that asks for ten times its share,
                      with prompts as long as its own and five times as long: routers share slots, engines their steps
-    plain            neither keys nor TLS: pairs of requests to this router and to one with both
-    rated            keys, TLS and rates that nobody reaches: pairs of requests to this router and to one without rates
+    keyed, plain     with keys and TLS, and with neither: pairs of requests to these two, neither of which has anything
+                     else to do, as the service's own router has
+    rated            keys, TLS and rates that nobody reaches: pairs of requests to this router and to `keyed`
 """
 
 import asyncio
@@ -61,7 +62,7 @@ class TenantsReport:
 
 
 async def measure(clients: Clients, requests: int, victim_requests: int, pairs: int, say: Say) -> TenantsReport:
-    """clients: of routers `never`, `always`, `shares`, `plain`, `rated`; for tenants `acme`, `zeta` and for `ops`."""
+    """clients: of each router above (`never` is the service's own), for tenants `acme` and `zeta` and for `ops`."""
     report, rng = TenantsReport(requests), random.Random(0)
     for sharing in ("never", "always"):
         say(f"{requests} requests of a tenant for what another one has or has not asked, sharing {sharing}")
@@ -73,8 +74,8 @@ async def measure(clients: Clients, requests: int, victim_requests: int, pairs: 
     say(f"a tenant with {victim_requests} requests, alone and beside one that has {_OUTSTANDING} at all times")
     await _shares(clients, victim_requests, rng, report)
     say(f"{pairs} pairs of requests with keys and TLS and without, and as many with rates and without")
-    report.tls_ttft_ratio, report.tls_router_cpu_ratio = await _cost(clients, ("never", "plain"), pairs, rng)
-    report.rates_ttft_ratio, report.rates_router_cpu_ratio = await _cost(clients, ("rated", "never"), pairs, rng)
+    report.tls_ttft_ratio, report.tls_router_cpu_ratio = await _cost(clients, ("keyed", "plain"), pairs, rng)
+    report.rates_ttft_ratio, report.rates_router_cpu_ratio = await _cost(clients, ("rated", "keyed"), pairs, rng)
     return report
 
 

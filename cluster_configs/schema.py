@@ -378,6 +378,11 @@ class HandoffSection(Section):
 class RouterSection(Section):
     host: str = Field("127.0.0.1", min_length=1, description="Where prompts and sessions are answered.")
     port: Port = Field(7421, description="0 takes a free one.")
+    share_port: bool = Field(
+        False,
+        description="Whether other routers of this service on this host may listen on `port` as well: as those of "
+        "`rachis route --processes` do. Administration has to be apart.",
+    )
     admin_host: str = Field("127.0.0.1", min_length=1, description="Where the admin API is answered.")
     admin_port: Port | None = Field(
         None,
@@ -415,6 +420,12 @@ class RouterSection(Section):
         "and a drain waits for it.",
     )
     drain_timeout_s: Seconds = Field(10.0, description="How long running requests may finish when the service stops.")
+
+    @model_validator(mode="after")
+    def _what_shares_a_port_has_one_of_its_own(self) -> "RouterSection":
+        if self.share_port and (self.port == 0 or self.admin_port is None):
+            raise ValueError("share_port needs a port, and an admin_port that is each router's own")
+        return self
 
 
 class WebSocketSection(Section):

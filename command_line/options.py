@@ -73,6 +73,20 @@ def load_config(
     return loading.load(profile=profile, file=config, flags=flags, environment=os.environ)
 
 
+def given(
+    profile: str | None, config: Path | None, assignments: list[str] | None, model: str | None
+) -> tuple[str, ...]:
+    """These flags again, for another process of this environment: what came of them may be a secret, which has no place
+    among arguments that a person has not put there."""
+    pairs = (
+        ("--profile", profile),
+        ("--config", config),
+        *(("--set", each) for each in assignments or ()),
+        ("--model", model),
+    )
+    return tuple(str(part) for name, value in pairs if value is not None for part in (name, value))
+
+
 def names_service(environment: Mapping[str, str]) -> bool:
     """Whether the environment says which service is meant, by a profile or a file."""
     return bool(environment.get("RACHIS_PROFILE") or environment.get("RACHIS_CONFIG"))

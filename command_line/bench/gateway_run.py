@@ -38,8 +38,9 @@ async def bench_gateway(loaded: LoadedConfig, state_file: StateFile, requests: i
             for processes in _PROCESSES:
                 async with _gateways(target.address, processes) as gateways:
                     async with asyncio.timeout(loaded.config.limits.start_timeout_s):
-                        url = await gateways.all_up()
-                    benchmark = GatewayBenchmark(cluster, url, gateways.pids, lambda: progress.advance(task))
+                        await gateways.processes.all_up()
+                        url = await gateways.first_url()
+                    benchmark = GatewayBenchmark(cluster, url, gateways.processes.pids, lambda: progress.advance(task))
                     measured = await benchmark.run(requests)
                 tables[processes] = {str(number): result.table() for number, result in measured.items()}
     one = tables[_PROCESSES[0]]

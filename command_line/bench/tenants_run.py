@@ -73,6 +73,7 @@ def _routers(cluster: OwnCluster, folder: Path) -> dict[str, KeptCommand]:
     return {
         "always": cluster.another_router(security__sharing="always"),
         "shares": cluster.another_router(router__tenant_share=0.5, **few),
+        "keyed": cluster.another_router(),
         "plain": cluster.another_router(security__keys_file=None, **_NO_TLS),
         "rated": cluster.another_router(security__tenants_file=str(limits)),
     }

@@ -1,10 +1,12 @@
 """What all processes of a service have logged, in order of time.
 
-A router reads its own file and those of the gateways beside it. Of each host with workers one worker is asked, which
-reads for all of that host, those that are gone included. Nobody is waited for without a bound.
+A router reads its own file, those of the routers that share its port, and those of the gateways beside it. Of each host
+with workers one worker is asked, which reads for all of that host, those that are gone included. Nobody is waited for
+without a bound.
 """
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,14 +33,18 @@ _OWN = "the logs of this router and its gateways cannot be read"
 
 
 def read_beside(query: LogQuery) -> Told[LogEvent]:
-    """Of the file that this process writes, and of the gateways whose files lie beside it."""
+    """Of the file that this process writes, and of the routers and gateways whose files lie beside it."""
     own = event_log.log_file()
     return read_own(beside(own), query) if own is not None else Told(())
 
 
 def beside(own: Path) -> Iterable[Path]:
-    """The files of a router and of its gateways: what each writes, and what it wrote before."""
-    return (own, own.with_name(f"{own.name}.1"), *own.parent.glob("gateway-*.log"), *own.parent.glob("gateway-*.log.1"))
+    """The files of a router, of those that share its port and of its gateways: what each writes, and what it wrote
+    before."""
+    alike = re.sub(r"-\d+$", "-[0-9]*", own.stem)
+    return (
+        file for name in (alike, "gateway-*") for end in ("log", "log.1") for file in own.parent.glob(f"{name}.{end}")
+    )
 
 
 class ServiceLogs:

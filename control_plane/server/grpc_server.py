@@ -102,21 +102,27 @@ def make_servers(
     prompts, administration = prompts_of(config.router), administration_of(config.router)
     if administration is None:
         return (GrpcServer(DoorKind.ADMINISTRATION, prompts, "router.port", _made(make, config, membership, door)),)
+    public = _made(make, config, membership, door, share_port=config.router.share_port)
     return (
-        GrpcServer(DoorKind.PUBLIC, prompts, "router.port", _made(make, config, membership, door)),
+        GrpcServer(DoorKind.PUBLIC, prompts, "router.port", public),
         GrpcServer(DoorKind.ADMINISTRATION, administration, "router.admin_port", _made(make, config, membership, door)),
     )
 
 
 def _made(
-    make: Callable[..., grpc.aio.Server], config: RachisConfig, membership: Membership, door: Door
+    make: Callable[..., grpc.aio.Server],
+    config: RachisConfig,
+    membership: Membership,
+    door: Door,
+    *,
+    share_port: bool = False,
 ) -> grpc.aio.Server:
     section, limit_bytes = config.router, config.router.max_message_mib << 20
     streams = section.max_in_flight_requests + section.max_queued_requests + config.streaming.max_client_sessions
     return make(
         interceptors=[door, MalformedInputInterceptor(limit_bytes, lambda: _most_numbers(membership))],
         options=[
-            *conventions.channel_options(limit_bytes + _SENTENCE_BYTES),
+            *conventions.channel_options(limit_bytes + _SENTENCE_BYTES, share_port=share_port),
             ("grpc.max_concurrent_streams", streams + _SPARE_STREAMS),
             *_FIXED_WINDOW,
         ],

@@ -146,14 +146,15 @@ class RouterServer:
     async def start(self) -> None:
         """Listens. Health says SERVING once a decode worker is ready. Raises StartError when a port is taken."""
         parts = self.parts
+        await parts.tokenizer.load()
+        await parts.adapters.start()
+        # From here on callers may come, who wait for what is not there yet: where others share the port, they need not.
         servicers = RouterServicers(parts.router, parts.admin, self._health)
         addresses = [server.listen(servicers, self._config.security) for server in parts.servers]
         self.address, self.admin_address = addresses[0], addresses[-1]
         self._serve_metrics(asyncio.get_running_loop())
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await parts.tokenizer.load()
-        await parts.adapters.start()
         for server in parts.servers:
             await server.start()
         self._background.start(parts.door.follow())

@@ -16,13 +16,16 @@ FIELD = "rachis-field"
 PUSHBACK = "grpc-retry-pushback-ms"
 
 
-def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
-    """Options of servers and clients alike: explicit message sizes, keepalive that notices a dead peer."""
+def channel_options(max_message_bytes: int, *, share_port: bool = False) -> list[tuple[str, int | str]]:
+    """Options of servers and clients alike: explicit message sizes, keepalive that notices a dead peer.
+
+    share_port: of a server, with others that do so too.
+    """
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # A port that is taken is an error, not a port to share with whoever has it.
-        ("grpc.so_reuseport", 0),
+        # Unless told otherwise a port that is taken is an error, not a port to share with whoever has it.
+        ("grpc.so_reuseport", int(share_port)),
         # Whoever was away is found within ten seconds after it is back: an attempt and a pause take five at most. gRPC
         # would pause for two minutes in the end.
         ("grpc.min_reconnect_backoff_ms", 5_000),

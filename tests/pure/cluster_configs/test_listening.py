@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from cluster_configs.listening import administration_of, is_loopback, metrics_of
+from cluster_configs.listening import administration_of, is_loopback, metrics_of, own_ports
 from cluster_configs.loading import load
 from cluster_configs.schema import RouterSection
+from cluster_core.errors import ConfigError
 
 
 def router(**settings: Any) -> RouterSection:
@@ -43,3 +44,29 @@ def test_metrics_listen_beside_prompts_unless_told_otherwise() -> None:
 )
 def test_what_is_loopback(host: str, is_it: bool) -> None:
     assert is_loopback(host) is is_it
+
+
+@pytest.mark.parametrize(
+    ("section", "ports"),
+    [
+        ({}, [(7422, 0), (7423, 0), (7424, 0)]),
+        ({"admin_port": 0, "metrics_port": 9421}, [(0, 9421), (0, 9422), (0, 9423)]),
+        ({"admin_port": 65_533}, [(65_533, 0), (65_534, 0), (65_535, 0)]),
+    ],
+)
+def test_routers_behind_one_port_have_ports_of_their_own_one_after_the_other(
+    section: dict[str, Any], ports: list[tuple[int, int]]
+) -> None:
+    made = [own_ports(RouterSection(**section), number, 3) for number in range(3)]
+    assert [(each["admin_port"], each["metrics_port"]) for each in made] == ports
+
+
+def test_more_routers_than_there_are_ports_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"router.metrics_port: must be at most 65533 for 3 processes, got 65534"):
+        own_ports(RouterSection(metrics_port=65_534), 0, 3)
+
+
+@pytest.mark.parametrize("section", [{"port": 0, "admin_port": 0}, {"admin_port": None}])
+def test_a_port_is_shared_by_routers_whose_administration_is_their_own(section: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="share_port needs a port, and an admin_port"):
+        RouterSection(share_port=True, **section)

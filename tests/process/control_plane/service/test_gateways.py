@@ -14,7 +14,8 @@ import pytest
 
 from cluster_configs.schema import GatewaySection, WebSocketSection
 from cluster_core.event_log import LogRules
-from control_plane.service.gateways import Gateways, Pauses
+from control_plane.service.gateways import Gateways
+from control_plane.service.kept_processes import Pauses
 from tests.fakes.cluster import until
 
 _SAYS = """
@@ -39,7 +40,7 @@ async def running(folder: Path, code: str, pauses: Pauses = _SHORT, **section: A
         yield made
     finally:
         await made.stop()
-        assert not any(psutil.pid_exists(pid) for pid in made.pids)
+        assert not any(psutil.pid_exists(pid) for pid in made.processes.pids)
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
@@ -49,7 +50,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
 async def test_its_address_is_known_once_it_listens(tmp_path: Path) -> None:
     async with running(tmp_path / "logs", _SAYS, port=8123, host="127.0.0.9") as gateways:
         assert await gateways.first_url() == "http://127.0.0.9:8123"
-        assert len(gateways.pids) == 1
+        assert len(gateways.processes.pids) == 1
 
 
 async def test_it_is_told_its_section_and_where_redis_is_behind_its_back(tmp_path: Path) -> None:
@@ -79,8 +80,9 @@ async def test_it_is_told_its_section_and_where_redis_is_behind_its_back(tmp_pat
 
 async def test_several_share_a_port(tmp_path: Path) -> None:
     async with running(tmp_path, _SAYS, port=0, processes=3) as gateways:
-        url = await gateways.all_up()
-        assert gateways.starts == 3
+        await gateways.processes.all_up()
+        url = await gateways.first_url()
+        assert gateways.processes.starts == 3
         assert int(url.rpartition(":")[2]) > 0
         assert sorted(await asyncio.to_thread(os.listdir, tmp_path)) == [f"gateway-{number}.log" for number in range(3)]
 
@@ -88,9 +90,9 @@ async def test_several_share_a_port(tmp_path: Path) -> None:
 async def test_one_that_is_killed_is_started_again(tmp_path: Path) -> None:
     async with running(tmp_path, _SAYS) as gateways:
         await gateways.first_url()
-        (pid,) = gateways.pids
+        (pid,) = gateways.processes.pids
         os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: gateways.starts == 2 and gateways.pids != [pid])
+        await eventually(lambda: gateways.processes.starts == 2 and gateways.processes.pids != [pid])
 
 
 async def test_one_that_cannot_start_is_tried_later_each_time_and_says_why(
@@ -98,17 +100,17 @@ async def test_one_that_cannot_start_is_tried_later_each_time_and_says_why(
 ) -> None:
     async with running(tmp_path, _FAILS) as gateways:
         listening = asyncio.create_task(gateways.first_url())
-        await eventually(lambda: gateways.starts >= 4)
+        await eventually(lambda: gateways.processes.starts >= 4)
         assert not listening.done()
         listening.cancel()
     assert (tmp_path / "gateway-0.log").read_text().startswith("the port is taken\n" * 3)
-    pauses = [record.args[3] for record in caplog.records if isinstance(record.args, tuple)]
+    pauses = [record.args[4] for record in caplog.records if isinstance(record.args, tuple)]
     assert pauses[:4] == [0.01, 0.02, 0.04, 0.04][: len(pauses)]
 
 
 async def test_they_end_while_one_pauses(tmp_path: Path) -> None:
     async with asyncio.timeout(60), running(tmp_path, _FAILS, Pauses(first_s=600.0)) as gateways:
-        await eventually(lambda: gateways.starts == 1)
+        await eventually(lambda: gateways.processes.starts == 1)
 
 
 async def test_a_log_that_has_grown_long_is_kept_once_when_its_gateway_is_started_again(tmp_path: Path) -> None:
