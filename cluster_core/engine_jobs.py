@@ -187,11 +187,13 @@ class HandoffReport:
     """What came of a pull."""
 
     outcome: HandoffOutcome = HandoffOutcome.NONE
-    # Both count what crossed.
+    # What crossed.
     kv_bytes: int = 0
     pulled_tokens: int = 0
     # The wait for it included.
     transfer_ms: float = 0.0
+    # Reads that it crossed by.
+    kv_descriptors: int = 0
 
 
 class SessionEventKind(Enum):

@@ -59,6 +59,7 @@ class EngineCounters:
     handoffs_verified: int = 0
     handoffs_released: int = 0
     kv_bytes_pulled: int = 0
+    kv_descriptors_pulled: int = 0
     # The meaning of these two is that of `rachis.v1.WorkerRegistration`.
     cacheable_requests: int = 0
     stored_blocks: int = 0

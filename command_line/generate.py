@@ -139,7 +139,7 @@ def summary(completion: generation.Completion) -> str:
     return (
         f"[dim]{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
         f"{usage.completion_tokens} generated; "
-        f"{places}, {route.kv_bytes} KV bytes over NIXL; "
+        f"{places}, {route.kv_bytes} KV bytes over NIXL in {route.kv_descriptors} reads; "
         f"first token after {timings.ttft_ms:.0f} ms, transfer {timings.transfer_ms:.0f} ms, "
         f"decode {timings.decode_ms:.0f} ms[/dim]"
     )
@@ -167,6 +167,7 @@ def as_table(generated: Generated) -> dict[str, Any]:
             "decode_worker": route.decode_worker_id,
             "handoff": _name(generation.HandoffOutcome, route.handoff, "HANDOFF_OUTCOME_"),
             "kv_bytes": route.kv_bytes,
+            "kv_descriptors": route.kv_descriptors,
             "pulled_tokens": route.pulled_tokens,
             "migrations": route.migrations,
             "resumed_tokens": route.resumed_tokens,

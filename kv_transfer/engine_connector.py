@@ -102,7 +102,11 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         with progress_interval(interval_us):
             super().__init__(vllm_config, role, kv_cache_config)
         self.pulls = PullLedger()
+        # As NIXL's own telemetry counts them.
         self.kv_bytes_pulled = 0
+        self.kv_descriptors_pulled = 0
+        # (descriptors, bytes) that are of no pull that has ended yet.
+        self._read = (0, 0)
         self.handoffs_pulled = 0
         self.handoffs_recomputed = 0
         self.handoffs_expired = 0
@@ -203,13 +207,20 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         failed = finished & (connector_output.failed_recving or set())
         self.handoffs_pulled += len(finished - failed)
         self.handoffs_recomputed += len(failed)
-        for request_id in finished:
-            self.pulls.end(request_id, monotonic_s(), failed=request_id in failed)
-            self._pulled_blocks.pop(request_id, None)
-            self.content.ended(request_id)
         stats = connector_output.kv_connector_stats
         if stats is not None:
-            self.kv_bytes_pulled += sum(stats.data.get("bytes_transferred", ()))
+            kv_bytes = sum(stats.data.get("bytes_transferred", ()))
+            descriptors = sum(stats.data.get("num_descriptors", ()))
+            self.kv_bytes_pulled += kv_bytes
+            self.kv_descriptors_pulled += descriptors
+            self._read = self._read[0] + descriptors, self._read[1] + kv_bytes
+        per_byte = self._read[0] / max(1, self._read[1])
+        if finished:
+            self._read = (0, 0)
+        for request_id in finished:
+            self.pulls.end(request_id, monotonic_s(), failed=request_id in failed, descriptors_per_byte=per_byte)
+            self._pulled_blocks.pop(request_id, None)
+            self.content.ended(request_id)
 
     def take_report(self, request_id: str) -> HandoffReport:
         """What came of the pull of a request that has begun to compute."""

@@ -79,6 +79,7 @@ class EngineFigures:
     def _count_handoffs(self) -> None:
         connector = vllm_private.connector_of(self._engine)
         self.counters.kv_bytes_pulled = connector.kv_bytes_pulled
+        self.counters.kv_descriptors_pulled = connector.kv_descriptors_pulled
         self.counters.handoffs_expired = connector.handoffs_expired
         self.counters.handoffs_mismatched = connector.handoffs_mismatched + connector.content.unlike
         self.counters.handoffs_verified = connector.content.verified

@@ -176,6 +176,7 @@ def _worker(view: admin.WorkerView, *, tiers: bool, decode: bool) -> dict[str, A
         "prompt_tokens": view.counters.prompt_tokens,
         "generated_tokens": view.counters.generated_tokens,
         "kv_bytes_pulled": view.counters.kv_bytes_pulled,
+        "kv_descriptors_pulled": view.counters.kv_descriptors_pulled,
         "handoffs_recomputed": view.counters.handoffs_recomputed,
         "resident_bytes": view.counters.resident_bytes,
         "complaints": [complaint.sentence for complaint in complaints.of_worker(view)],

@@ -247,7 +247,7 @@ class Journey:
         recomputed = event.handoff == RECOMPUTED or (lease is not None and event.handoff == NO_HANDOFF and not in_place)
         if not job.migrations:
             job.route.handoff = RECOMPUTED if recomputed else event.handoff
-            job.route.kv_bytes = event.kv_bytes
+            job.route.kv_bytes, job.route.kv_descriptors = event.kv_bytes, event.kv_descriptors
             job.route.pulled_tokens = event.pulled_tokens
             job.transfer_ms = event.transfer_ms
             if lease is None:

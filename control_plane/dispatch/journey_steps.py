@@ -85,6 +85,7 @@ class DecodeStarted:
     pulled_tokens: int = 0
     kv_bytes: int = 0
     transfer_ms: float = 0.0
+    kv_descriptors: int = 0
 
 
 @dataclass(frozen=True, slots=True)

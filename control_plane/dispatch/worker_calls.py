@@ -296,5 +296,6 @@ def _ended(message: wire.DecodeEnd) -> steps.Ended:
 
 def _started(message: wire.DecodeStarted) -> steps.DecodeStarted:
     return steps.DecodeStarted(
-        message.handoff, message.cached_tokens, message.pulled_tokens, message.kv_bytes, message.transfer_ms
-    )
+        message.handoff, message.cached_tokens, message.pulled_tokens, message.kv_bytes, message.transfer_ms,
+        message.kv_descriptors,
+    )  # fmt: skip

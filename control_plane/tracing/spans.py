@@ -110,6 +110,7 @@ def _attributes(trace: RequestTrace, answer: RequestTrace) -> dict[str, Value]:
             "rachis.decode_worker": route.decode_worker_id,
             "rachis.handoff": generation.HandoffOutcome.Name(route.handoff).removeprefix("HANDOFF_OUTCOME_").lower(),
             "rachis.kv_bytes": route.kv_bytes,
+            "rachis.kv_descriptors": route.kv_descriptors,
             "rachis.pulled_tokens": route.pulled_tokens,
         }
     return found

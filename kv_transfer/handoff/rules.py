@@ -50,13 +50,14 @@ class Pull:
     kv_bytes: int
     ended_s: float | None = None
     failed: bool = False
+    kv_descriptors: int = 0
 
     def report(self) -> HandoffReport:
         """What came of it; only meaningful once it has ended."""
         elapsed_ms = ((self.ended_s or self.started_s) - self.started_s) * 1000
         if self.failed:
             return HandoffReport(HandoffOutcome.RECOMPUTED, transfer_ms=elapsed_ms)
-        return HandoffReport(HandoffOutcome.PULLED, self.kv_bytes, self.tokens, elapsed_ms)
+        return HandoffReport(HandoffOutcome.PULLED, self.kv_bytes, self.tokens, elapsed_ms, self.kv_descriptors)
 
 
 class PullLedger:
@@ -73,10 +74,12 @@ class PullLedger:
         """The request's deadline passed before its pull began."""
         self._dropped.add(request_id)
 
-    def end(self, request_id: str, now_s: float, *, failed: bool) -> None:
+    def end(self, request_id: str, now_s: float, *, failed: bool, descriptors_per_byte: float = 0.0) -> None:
+        """descriptors_per_byte: of the pulls that end now, together."""
         pull = self._pulls.get(request_id)
         if pull is not None and pull.ended_s is None:
             pull.ended_s, pull.failed = now_s, failed
+            pull.kv_descriptors = round(pull.kv_bytes * descriptors_per_byte)
 
     def take(self, request_id: str) -> HandoffReport:
         """The report of a request that computes now. Nothing known means that its blocks were all local."""

@@ -658,6 +658,7 @@ class Route(_message.Message):
     PULLED_TOKENS_FIELD_NUMBER: _builtins.int
     MIGRATIONS_FIELD_NUMBER: _builtins.int
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_DESCRIPTORS_FIELD_NUMBER: _builtins.int
     prefill_worker_id: _builtins.str
     decode_worker_id: _builtins.str
     handoff: Global___HandoffOutcome.ValueType
@@ -673,6 +674,10 @@ class Route(_message.Message):
     """Tokens that the client had received when it had this router go on; times, and the fields above, tell of what came
     after them.
     """
+    kv_descriptors: _builtins.int
+    """Reads that they crossed by, as NIXL counts them: of each layer one for each run of blocks that lie one after the other
+    on both sides. Few that are large are faster than many. Where pulls end at once theirs are shared out by bytes.
+    """
     def __init__(
         self,
         *,
@@ -683,10 +688,11 @@ class Route(_message.Message):
         pulled_tokens: _builtins.int = ...,
         migrations: _builtins.int = ...,
         resumed_tokens: _builtins.int = ...,
+        kv_descriptors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker_id", b"decode_worker_id", "handoff", b"handoff", "kv_bytes", b"kv_bytes", "migrations", b"migrations", "prefill_worker_id", b"prefill_worker_id", "pulled_tokens", b"pulled_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker_id", b"decode_worker_id", "handoff", b"handoff", "kv_bytes", b"kv_bytes", "kv_descriptors", b"kv_descriptors", "migrations", b"migrations", "prefill_worker_id", b"prefill_worker_id", "pulled_tokens", b"pulled_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -727,6 +727,7 @@ class DecodeStarted(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     ENGINE_QUEUE_MS_FIELD_NUMBER: _builtins.int
     ENGINE_PREFILL_MS_FIELD_NUMBER: _builtins.int
+    KV_DESCRIPTORS_FIELD_NUMBER: _builtins.int
     handoff: _generation_pb2.HandoffOutcome.ValueType
     kv_bytes: _builtins.int
     pulled_tokens: _builtins.int
@@ -735,6 +736,7 @@ class DecodeStarted(_message.Message):
     engine_queue_ms: _builtins.float
     """Time inside the engine: waiting for its first schedule, the pull included, and from there to the first output."""
     engine_prefill_ms: _builtins.float
+    kv_descriptors: _builtins.int
     def __init__(
         self,
         *,
@@ -745,10 +747,11 @@ class DecodeStarted(_message.Message):
         cached_tokens: _builtins.int = ...,
         engine_queue_ms: _builtins.float = ...,
         engine_prefill_ms: _builtins.float = ...,
+        kv_descriptors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_prefill_ms", b"engine_prefill_ms", "engine_queue_ms", b"engine_queue_ms", "handoff", b"handoff", "kv_bytes", b"kv_bytes", "pulled_tokens", b"pulled_tokens", "transfer_ms", b"transfer_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "engine_prefill_ms", b"engine_prefill_ms", "engine_queue_ms", b"engine_queue_ms", "handoff", b"handoff", "kv_bytes", b"kv_bytes", "kv_descriptors", b"kv_descriptors", "pulled_tokens", b"pulled_tokens", "transfer_ms", b"transfer_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1020,6 +1023,7 @@ class WorkerCounters(_message.Message):
     HANDOFFS_MISMATCHED_FIELD_NUMBER: _builtins.int
     HANDOFFS_VERIFIED_FIELD_NUMBER: _builtins.int
     LOG_LINES_LOST_FIELD_NUMBER: _builtins.int
+    KV_DESCRIPTORS_PULLED_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     prompt_tokens: _builtins.int
     generated_tokens: _builtins.int
@@ -1040,6 +1044,8 @@ class WorkerCounters(_message.Message):
     """Pulled, and the blocks compared with the sender's."""
     log_lines_lost: _builtins.int
     """Of the worker's log, that could not be written."""
+    kv_descriptors_pulled: _builtins.int
+    """Reads that these bytes crossed by, likewise."""
     def __init__(
         self,
         *,
@@ -1058,10 +1064,11 @@ class WorkerCounters(_message.Message):
         handoffs_mismatched: _builtins.int = ...,
         handoffs_verified: _builtins.int = ...,
         log_lines_lost: _builtins.int = ...,
+        kv_descriptors_pulled: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_mismatched", b"handoffs_mismatched", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "handoffs_verified", b"handoffs_verified", "kv_bytes_pulled", b"kv_bytes_pulled", "log_lines_lost", b"log_lines_lost", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_tokens", b"generated_tokens", "handoffs_expired", b"handoffs_expired", "handoffs_leased", b"handoffs_leased", "handoffs_mismatched", b"handoffs_mismatched", "handoffs_pulled", b"handoffs_pulled", "handoffs_recomputed", b"handoffs_recomputed", "handoffs_released", b"handoffs_released", "handoffs_verified", b"handoffs_verified", "kv_bytes_pulled", b"kv_bytes_pulled", "kv_descriptors_pulled", b"kv_descriptors_pulled", "log_lines_lost", b"log_lines_lost", "node_available_bytes", b"node_available_bytes", "node_memory_bytes", b"node_memory_bytes", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "resident_bytes", b"resident_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -78,13 +78,15 @@ async def test_tokens_text_and_finish_equal_one_plain_vllm(client: AsyncClient, 
 async def test_bytes_of_requests_add_up_to_what_nixl_counted(client: AsyncClient) -> None:
     before = await _decode_counters(client)
     rng = random.Random(3)
-    reported = 0
+    reported = descriptors = 0
     for tokens in (1, 33, 700):
         prompt = token_prompt([rng.randrange(256) for _ in range(tokens)])
         generated = await client.generate(prompt, temperature=0, max_tokens=4, ignore_eos=True)
         reported += generated.completion.route.kv_bytes
+        descriptors += generated.completion.route.kv_descriptors
     after = await _decode_counters(client)
     assert after.kv_bytes_pulled - before.kv_bytes_pulled == reported > 0
+    assert after.kv_descriptors_pulled - before.kv_descriptors_pulled == descriptors > 0
     assert after.handoffs_pulled - before.handoffs_pulled == 3
 
 

@@ -75,9 +75,9 @@ def test_a_prompt_pull_is_in_time_despite_a_clock_that_is_somewhat_off(skew_ms: 
 def test_a_pull_that_ended_is_reported_once_with_what_crossed() -> None:
     ledger = PullLedger()
     ledger.start("a", 10.0, tokens=64, kv_bytes=4096)
-    ledger.end("a", 10.25, failed=False)
+    ledger.end("a", 10.25, failed=False, descriptors_per_byte=1 / 512)
 
-    assert ledger.take("a") == HandoffReport(HandoffOutcome.PULLED, 4096, 64, 250.0)
+    assert ledger.take("a") == HandoffReport(HandoffOutcome.PULLED, 4096, 64, 250.0, 8)
     assert ledger.take("a").outcome is HandoffOutcome.LOCAL
     assert len(ledger) == 0
 
