@@ -33,6 +33,10 @@ def class_of(priority: int) -> RequestClass:
     return RequestClass.BEST_EFFORT if priority > 0 else RequestClass.INTERACTIVE
 
 
+def is_best_effort(priority: int) -> bool:
+    return class_of(priority) is RequestClass.BEST_EFFORT
+
+
 def objectives_by_class(section: Mapping[str, Any]) -> ObjectivesByClass:
     """section: `objectives` of the configuration. What it leaves open of best effort is that of the others."""
     own = ClassObjectives(section["ttft_s"], section["tpot_s"])

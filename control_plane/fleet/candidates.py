@@ -1,13 +1,13 @@
 """The workers that placement chooses from, frozen: one pool at one moment, in columns with a row for each worker."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from control_plane.fleet.loads import Floats, Load
-from control_plane.fleet.other_routers import QUEUE_S, REQUESTS, TOKENS, UNCOMPUTED
+from control_plane.fleet.other_routers import Share
 from control_plane.model.worker_snapshot import WorkerSnapshot
 
 # Until any worker has measured what work costs, by field of `WorkerCosts`: the order of magnitude of an 8B model on a
@@ -89,13 +89,33 @@ class Candidates:
     pending_s: Floats
     longest_s: Floats
     since_s: Floats
+    # What other routers have pending, as `queue_s`.
+    others_s: Floats
+    # Of all these, what waits of best effort: requests, their tokens, engine time of this router's and of others'.
+    overtaken: Floats
+    overtaken_tokens: Floats
+    overtaken_s: Floats
+    others_overtaken_s: Floats
 
     def queue_at_pace_s(self, pace: Floats) -> Floats:
         """`queue_s` in engine time, of workers that have but a share of their time for prefills."""
         done_s = self.since_s * pace
-        late_s = np.where(self.pending_s > 0, np.maximum(done_s - self.longest_s, 0.0), 0.0)
-        left_s: Floats = np.maximum(self.pending_s - np.minimum(done_s, self.longest_s), 0.0) + late_s
-        return left_s
+        late_s = np.where(self.pending_s > 0, np.maximum(done_s - self.longest_s - self.others_s, 0.0), 0.0)
+        left_s = np.maximum(self.pending_s - np.minimum(done_s, self.longest_s), 0.0)
+        queue: Floats = left_s + late_s + self.others_s
+        return queue
+
+    def before(self, *, best_effort: bool) -> "Candidates":
+        """As a request of that class finds them: others than best effort do not wait for what they overtake."""
+        if best_effort or not self.overtaken.any():
+            return self
+        return replace(
+            self,
+            in_flight_requests=np.maximum(self.in_flight_requests - self.overtaken, 0.0),
+            in_flight_tokens=np.maximum(self.in_flight_tokens - self.overtaken_tokens, 0.0),
+            pending_s=np.maximum(self.pending_s - self.overtaken_s, 0.0),
+            others_s=np.maximum(self.others_s - self.others_overtaken_s, 0.0),
+        )
 
     @property
     def workers(self) -> tuple[WorkerSnapshot, ...]:
@@ -138,14 +158,13 @@ def fixed_columns(
 def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None" = None) -> Candidates:
     """loads: see `Loads.of`. others: see `OtherRouters.of`."""
     if others is None:
-        queue = queue_s(loads, now_s)
-    else:
-        queue = queue_s(loads, now_s, others[QUEUE_S]) + others[QUEUE_S]
-        loads[Load.REQUESTS] += others[REQUESTS]
-        loads[Load.TOKENS] += others[TOKENS]
-        loads[Load.UNCOMPUTED] += others[UNCOMPUTED]
-        loads[Load.DECODING] += others[REQUESTS]
-        loads[Load.DECODING_TOKENS] += others[TOKENS]
+        others = np.zeros((len(Share), loads.shape[1]))
+    queue = queue_s(loads, now_s, others[Share.QUEUE_S]) + others[Share.QUEUE_S]
+    loads[Load.REQUESTS] += others[Share.REQUESTS]
+    loads[Load.TOKENS] += others[Share.TOKENS]
+    loads[Load.UNCOMPUTED] += others[Share.UNCOMPUTED]
+    loads[Load.DECODING] += others[Share.REQUESTS] - others[Share.OVERTAKEN]
+    loads[Load.DECODING_TOKENS] += others[Share.TOKENS] - others[Share.OVERTAKEN_TOKENS]
     return Candidates(
         fixed=fixed,
         in_flight_requests=loads[Load.REQUESTS],
@@ -161,6 +180,11 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         pending_s=loads[Load.PENDING_S],
         longest_s=loads[Load.LONGEST_S],
         since_s=now_s - loads[Load.PROGRESS_S],
+        others_s=others[Share.QUEUE_S],
+        overtaken=loads[Load.OVERTAKEN] + others[Share.OVERTAKEN],
+        overtaken_tokens=loads[Load.OVERTAKEN_TOKENS] + others[Share.OVERTAKEN_TOKENS],
+        overtaken_s=loads[Load.OVERTAKEN_S],
+        others_overtaken_s=others[Share.OVERTAKEN_S],
     )
 
 

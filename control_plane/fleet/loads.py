@@ -42,6 +42,11 @@ class Load(IntEnum):
     # The same two of those that will decode there once they are prefilled.
     COMING = 11
     COMING_TOKENS = 12
+    # Best effort that is not prefilled yet, so that engines serve others before it: requests, their tokens, and the
+    # engine time of their prefills.
+    OVERTAKEN = 13
+    OVERTAKEN_TOKENS = 14
+    OVERTAKEN_S = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class Work:
     answer_tokens: int = 0
     # It is decoded there, not only prefilled.
     decodes: bool = True
+    # Engines prefill others first, those that come later too.
+    best_effort: bool = False
 
     @property
     def context_tokens(self) -> float:
@@ -129,6 +136,8 @@ class Loads:
     def _stand(self, row: int, work: Work, sign: int) -> None:
         """Where it stands of prefill and decode: one more there, or one less."""
         load = self._columns[:, row]
+        if work.best_effort and work.expected_s:
+            load[Load.OVERTAKEN : Load.OVERTAKEN_S + 1] += (sign, sign * work.tokens, sign * work.pending_s)
         if work.decodes and work.expected_s:
             load[Load.COMING] += sign
             load[Load.COMING_TOKENS] += sign * work.context_tokens

@@ -111,6 +111,9 @@ class Membership:
                 tokens=round(loads[Load.TOKENS, row]),
                 uncomputed_tokens=round(loads[Load.UNCOMPUTED, row]),
                 queue_s=queues_s[row],
+                overtaken_requests=round(loads[Load.OVERTAKEN, row]),
+                overtaken_tokens=round(loads[Load.OVERTAKEN_TOKENS, row]),
+                overtaken_s=loads[Load.OVERTAKEN_S, row],
             )
             for row, member in enumerate(busy)
         ]

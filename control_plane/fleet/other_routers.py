@@ -5,6 +5,7 @@ A router whose numbers stand still is gone, or cut off: after a while nothing of
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from rachis.v1 import worker_pb2 as wire
@@ -12,9 +13,21 @@ from rachis.v1 import worker_pb2 as wire
 from control_plane.fleet.loads import Floats
 from control_plane.model.worker_snapshot import WorkerSnapshot
 
-# Rows of what is shared.
-REQUESTS, TOKENS, UNCOMPUTED, QUEUE_S = range(4)
-_ROWS = 4
+
+class Share(IntEnum):
+    """Rows of what is shared; see `Load`."""
+
+    REQUESTS = 0
+    TOKENS = 1
+    UNCOMPUTED = 2
+    QUEUE_S = 3
+    OVERTAKEN = 4
+    OVERTAKEN_TOKENS = 5
+    OVERTAKEN_S = 6
+
+
+# Of what passes with time.
+_SECONDS = [Share.QUEUE_S, Share.OVERTAKEN_S]
 
 
 @dataclass(slots=True)
@@ -34,7 +47,7 @@ class OtherRouters:
         self._routers: dict[str, _Router] = {}
         # Of one selection of workers, until somebody has said something.
         self._workers: Sequence[WorkerSnapshot] | None = None
-        self._sums: Floats = np.zeros((_ROWS, 0))
+        self._sums: Floats = np.zeros((len(Share), 0))
         self._heard_s = 0.0
 
     def __len__(self) -> int:
@@ -45,12 +58,7 @@ class OtherRouters:
         known = self._routers.get(router_id)
         if known is not None and known.number == told.number:
             return
-        loads = {
-            (each.worker_id, each.generation): np.array(
-                [each.requests, each.tokens, each.uncomputed_tokens, each.queue_s], dtype=np.float64
-            )
-            for each in told.workers
-        }
+        loads = {(each.worker_id, each.generation): np.array(_column(each), dtype=np.float64) for each in told.workers}
         self._routers[router_id] = _Router(told.number, now_s, loads)
         self._workers = None
 
@@ -73,15 +81,22 @@ class OtherRouters:
         if self._workers is not workers:
             self._sum_up(workers)
         sums = self._sums.copy()
-        sums[QUEUE_S] = np.maximum(sums[QUEUE_S] - (now_s - self._heard_s), 0.0)
+        sums[_SECONDS] = np.maximum(sums[_SECONDS] - (now_s - self._heard_s), 0.0)
         return sums
 
     def _sum_up(self, workers: Sequence[WorkerSnapshot]) -> None:
         self._workers = workers
         self._heard_s = max(router.heard_s for router in self._routers.values())
-        self._sums = np.zeros((_ROWS, len(workers)))
+        self._sums = np.zeros((len(Share), len(workers)))
         for column, worker in enumerate(workers):
             for router in self._routers.values():
                 load = router.loads.get((worker.worker_id, worker.generation))
                 if load is not None:
                     self._sums[:, column] += load
+
+
+def _column(told: wire.WorkerShare) -> list[float]:
+    return [
+        told.requests, told.tokens, told.uncomputed_tokens, told.queue_s,
+        told.overtaken_requests, told.overtaken_tokens, told.overtaken_s,
+    ]  # fmt: skip

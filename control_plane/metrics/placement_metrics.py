@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client.core import Metric
 from rachis.v1 import admin_pb2 as admin
 
+from cluster_core.objectives import RequestClass
 from control_plane.metrics.families import by_worker, counter, counters, gauge, pool_label
 from control_plane.metrics.loop_collector import SCRAPE_TIMEOUT_S, LoopCollector
 from control_plane.placement.counts import PlacementCounts
@@ -135,10 +136,11 @@ def objective_metrics(counts: PlacementCounts) -> list[Metric]:
             ("way",),
             {(way.value,): count for way, count in counts.ways.items()},
         ),
-        counter(
+        counters(
             "rachis_placement_refused_total",
             "Requests refused because no worker was expected to have the first token in time",
-            counts.refused,
+            ("class",),
+            {(asked.value,): counts.refused[asked] for asked in RequestClass},
         ),
         counter(
             "rachis_placement_bound_elsewhere_total",

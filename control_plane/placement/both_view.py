@@ -35,7 +35,7 @@ def both_view(
     view: PoolView, question: Question, costs: DecodeCosts | None, objectives: Objectives, prefill_heavy: int
 ) -> BothView:
     """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name."""
-    workers = view.candidates
+    workers = view.candidates.before(best_effort=question.best_effort)
     costs = costs or DecodeCosts.measured(workers.fixed)
     step_s = costs.of(workers.decoding, workers.decoding_tokens)
     tokens = question.prompt_tokens + question.max_tokens / 2

@@ -25,7 +25,8 @@ def configured_placer(
     if config.placement.policy == OBJECTIVES:
         objectives, section = config.objectives, config.placement.by_objectives
         keeps = Objectives(objectives.ttft_s, objectives.tpot_s)
-        make = partial(ObjectivePlacer, BothRules(keeps, None, section.prefill_heavy, section.refuses))
+        rules = BothRules(keeps, None, section.prefill_heavy, section.refuses, objectives.best_effort.ttft_s)
+        make = partial(ObjectivePlacer, rules)
     return make(
         membership,
         index,

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from cluster_core.objectives import RequestClass
 from control_plane.model.worker_snapshot import Pool
 from control_plane.placement.by_objective import Way
 from control_plane.placement.decision import Choice, RouteChoice
@@ -22,9 +23,9 @@ class PlacementCounts:
     # What the chosen workers had of them as far as was known, by pool.
     device_hit_tokens: Counter[Pool] = field(default_factory=Counter)
     host_hit_tokens: Counter[Pool] = field(default_factory=Counter)
-    # By the objectives: ways that were taken, and requests refused because none kept TTFT.
+    # By the objectives: ways that were taken, and requests refused because none kept TTFT, by class.
     ways: Counter[Way] = field(default_factory=Counter)
-    refused: int = 0
+    refused: Counter[RequestClass] = field(default_factory=Counter)
     # Of workers that do both, those that decode little now.
     prefill_heavy: int = 0
     # Of the requests prefilled apart: bound to a worker for decode, and to another one than has prefilled.

@@ -66,11 +66,14 @@ class Ledger:
         expected_s = float(prefill_s(question, choice.view)[row])
         if choice.pool == wire.POOL_PREFILL:
             work = Work(question.prompt_tokens, uncomputed, expected_s, arriving=job.prompt_changes, decodes=False)
+            work = replace(work, best_effort=question.best_effort)
             self.long_prompts.add(expected_s)
             self.recent.add(RecentPrompt(prompt.token_ids, prompt.keys, job.scope, expected_s))
         else:
             work = Work(job.tokens, answer_tokens=job.max_tokens)
-            work = replace(work, uncomputed_tokens=uncomputed, expected_s=expected_s) if prefills else work
+            if prefills:
+                best_effort = question.best_effort
+                work = replace(work, uncomputed_tokens=uncomputed, expected_s=expected_s, best_effort=best_effort)
         return Placement(worker, work, prompt, job.scope)
 
     def begin(self, placement: Placement) -> Flight:

@@ -7,13 +7,14 @@ is answered.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import OverloadedError
+from cluster_core.objectives import RequestClass, class_of, is_best_effort
 from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Work
 from control_plane.model.job import Job
@@ -35,13 +36,21 @@ _NOBODY: frozenset[tuple[str, int]] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class BothRules:
-    """costs: of steps that decode; None: as each worker has measured them. prefill_heavy: share of the workers; None:
-    as many as what is asked for needs. refuses: what cannot keep TTFT."""
+    """objectives: of those that are not best effort. costs: of steps that decode; None: as each worker has measured
+    them. prefill_heavy: share of the workers; None: as many as what is asked for needs. refuses: what cannot keep TTFT.
+    best_effort_ttft_s: None: that of the others."""
 
     objectives: Objectives
     costs: DecodeCosts | None = None
     prefill_heavy: float | None = None
     refuses: bool = True
+    best_effort_ttft_s: float | None = None
+
+    def objectives_of(self, *, best_effort: bool) -> Objectives:
+        """A step is of all who decode in it, so that its bound is the same for both."""
+        if not best_effort or self.best_effort_ttft_s is None:
+            return self.objectives
+        return replace(self.objectives, ttft_s=self.best_effort_ttft_s)
 
 
 class ObjectivePlacer(Placer):
@@ -55,7 +64,7 @@ class ObjectivePlacer(Placer):
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice is in time."""
         view = self._view(job, _NOBODY)
-        found = self._choices(view)
+        found = self._choices(view, job.priority)
         if not is_whole:
             # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
             found = [each for each in found if each.way is Way.APART]
@@ -63,10 +72,10 @@ class ObjectivePlacer(Placer):
         choice = by_objective.decide(found, refuses=self.both.refuses and begins)
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found)
         if isinstance(choice, Refusal):
-            self.counts.refused += 1
-            ttft_s = self.both.objectives.ttft_s
+            asked = class_of(job.priority)
+            self.counts.refused[asked] += 1
             raise OverloadedError(
-                f"no worker is expected to have the first token in time, by objectives.ttft_s: {ttft_s:g} s",
+                f"no worker is expected to have the first token in time, by {self._says_ttft(asked)} s",
                 retry_after_ms=round(choice.retry_after_s * 1000) + 1,
             )
         if choice is None:
@@ -96,19 +105,20 @@ class ObjectivePlacer(Placer):
         if pool == wire.POOL_DECODE and not prefills:
             return self._bound(job, view)
         apart = pool == wire.POOL_PREFILL
-        best = next((each for each in self._choices(view) if (each.way is Way.APART) == apart), None)
+        best = next((each for each in self._choices(view, job.priority) if (each.way is Way.APART) == apart), None)
         return None if best is None else self._placement(job, view, best.row, best.way)
 
     def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
         """What would be decided now for a request with this whole prompt."""
         view = self._both_view(prompt.keys, Question(len(prompt.token_ids), max_tokens, adapter=adapter), commits=False)
-        found = self._choices(view)
+        found = self._choices(view, 0)
         choice = by_objective.decide(found, refuses=self.both.refuses)
         return Explanation("", reason=_outcome(choice), ways=tuple(found))
 
     def weighed(self, job: Job) -> list[Choice]:
         """All choices for a request, best first: what each was expected to cost. Changes nothing."""
-        return self._choices(self._both_view(self._prompt(job).keys, question_of(job), commits=False))
+        view = self._both_view(self._prompt(job).keys, question_of(job), commits=False)
+        return self._choices(view, job.priority)
 
     def _bound(self, job: Job, view: BothView) -> Placement | None:
         source = job.route.prefill_worker_id
@@ -121,8 +131,14 @@ class ObjectivePlacer(Placer):
         self.log.bound(job.request_id, job.tenant, worker.worker_id)
         return Placement(worker, Work(job.tokens, answer_tokens=job.max_tokens), self._prompt(job), job.scope)
 
-    def _choices(self, view: BothView) -> list[Choice]:
-        return by_objective.choices(view, self.both.objectives)
+    def _choices(self, view: BothView, priority: int) -> list[Choice]:
+        return by_objective.choices(view, self.both.objectives_of(best_effort=is_best_effort(priority)))
+
+    def _says_ttft(self, asked: RequestClass) -> str:
+        """The key that says it, and its value."""
+        best_effort = asked is RequestClass.BEST_EFFORT and self.both.best_effort_ttft_s is not None
+        key = "objectives.best_effort.ttft_s" if best_effort else "objectives.ttft_s"
+        return f"{key}: {self.both.objectives_of(best_effort=best_effort).ttft_s:g}"
 
     def _view(
         self, job: Job, excluded: frozenset[tuple[str, int]], avoided: frozenset[tuple[str, int]] = frozenset()
@@ -162,6 +178,7 @@ class ObjectivePlacer(Placer):
             arriving=apart and job.prompt_changes,
             answer_tokens=0 if apart else job.max_tokens,
             decodes=not apart,
+            best_effort=is_best_effort(job.priority),
         )
         return Placement(view.workers[row], work, self._prompt(job), job.scope)
 

@@ -15,6 +15,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import PlacementSection
 from cluster_core.clock import monotonic_s
+from cluster_core.objectives import is_best_effort
 from control_plane.fleet.loads import Work
 from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
@@ -206,4 +207,5 @@ def question_of(
         alone=job.deaths > 0,
         avoided=avoided,
         adapter=job.scope.adapter_digest,
+        best_effort=is_best_effort(job.priority),
     )

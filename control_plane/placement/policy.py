@@ -33,6 +33,8 @@ class Question:
     avoided: frozenset[tuple[str, int]] = frozenset()
     # Digest; empty: the model alone.
     adapter: str = ""
+    # Engines serve others first.
+    best_effort: bool = False
 
 
 Filter = Callable[[Question, PoolView], NDArray[np.bool_]]

@@ -257,7 +257,7 @@ POOLS = Dashboard(
                     (
                         Query(per_second("rachis_placement_ways_total", "way"), "{{way}}"),
                         Query(per_second("rachis_placement_bound_elsewhere_total"), "decoded elsewhere"),
-                        Query(per_second("rachis_placement_refused_total"), "refused"),
+                        Query(per_second("rachis_placement_refused_total", "class"), "refused, {{class}}"),
                     ),
                 ),
                 Panel(

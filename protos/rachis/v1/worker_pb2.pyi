@@ -2071,6 +2071,9 @@ class WorkerShare(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     UNCOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_S_FIELD_NUMBER: _builtins.int
+    OVERTAKEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    OVERTAKEN_TOKENS_FIELD_NUMBER: _builtins.int
+    OVERTAKEN_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     generation: _builtins.int
     requests: _builtins.int
@@ -2079,6 +2082,10 @@ class WorkerShare(_message.Message):
     uncomputed_tokens: _builtins.int
     queue_s: _builtins.float
     """Until the prefills in flight are expected to be over."""
+    overtaken_requests: _builtins.int
+    """Of these, best effort that is not prefilled yet: requests, their tokens, and the engine time of their prefills."""
+    overtaken_tokens: _builtins.int
+    overtaken_s: _builtins.float
     def __init__(
         self,
         *,
@@ -2088,10 +2095,13 @@ class WorkerShare(_message.Message):
         tokens: _builtins.int = ...,
         uncomputed_tokens: _builtins.int = ...,
         queue_s: _builtins.float = ...,
+        overtaken_requests: _builtins.int = ...,
+        overtaken_tokens: _builtins.int = ...,
+        overtaken_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "overtaken_requests", b"overtaken_requests", "overtaken_s", b"overtaken_s", "overtaken_tokens", b"overtaken_tokens", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,7 +82,7 @@ async def test_what_no_worker_can_begin_in_time_is_refused_before_it_waits(empty
     )
     # Five tokens take 1.85 s behind five others, of 1.9 that are planned with; those are expected to get on.
     assert 0 < retry_after_ms(refused) <= 1801
-    assert cluster.parts.placer.counts.refused == 1
+    assert cluster.parts.placer.counts.refused.total() == 1
     await cluster.ends_with({State.FINISHED: 2, State.REFUSED: 1})
     told = await cluster.admin.ExplainPlacement(admin.ExplainPlacementRequest(request_id="mine"))
     assert told.disaggregation == "refused" and told.ways[0].missed == 1
@@ -98,7 +98,7 @@ async def test_further_choices_of_a_request_that_has_begun_are_not_refused(empty
     for worker in cluster.workers:
         worker.engine.resume()
     assert {response.choice for response in await running} == {0, 1}
-    assert cluster.parts.placer.counts.refused == 0
+    assert not cluster.parts.placer.counts.refused
 
 
 async def test_a_session_is_prefilled_apart_while_it_arrives_and_not_refused(empty: Cluster) -> None:

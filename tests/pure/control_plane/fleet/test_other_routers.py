@@ -7,7 +7,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.ids import WorkerId
 from control_plane.fleet.loads import Work
 from control_plane.fleet.membership import Membership
-from control_plane.fleet.other_routers import QUEUE_S, REQUESTS, TOKENS, UNCOMPUTED, OtherRouters
+from control_plane.fleet.other_routers import OtherRouters, Share
 from control_plane.model.worker_snapshot import WorkerSnapshot
 
 PREFILL = wire.POOL_PREFILL
@@ -38,7 +38,12 @@ def test_what_several_routers_have_on_a_worker_adds_up(others: OtherRouters) -> 
     sums = others.of(WORKERS, 0.0)
 
     assert sums is not None
-    assert sums[[REQUESTS, TOKENS, UNCOMPUTED, QUEUE_S]].tolist() == [[4, 2], [100, 50], [80, 40], [6.0, 3.0]]
+    assert sums[[Share.REQUESTS, Share.TOKENS, Share.UNCOMPUTED, Share.QUEUE_S]].tolist() == [
+        [4, 2],
+        [100, 50],
+        [80, 40],
+        [6.0, 3.0],
+    ]
 
 
 def test_queues_shrink_and_counts_stay_until_they_are_told_anew(others: OtherRouters) -> None:
@@ -46,12 +51,12 @@ def test_queues_shrink_and_counts_stay_until_they_are_told_anew(others: OtherRou
     later = others.of(WORKERS, 1.0)
     much_later = others.of(WORKERS, 10.0)
     assert later is not None and much_later is not None
-    assert (later[QUEUE_S, 0], much_later[QUEUE_S, 0]) == (2.0, 0.0)
-    assert much_later[REQUESTS, 0] == 2
+    assert (later[Share.QUEUE_S, 0], much_later[Share.QUEUE_S, 0]) == (2.0, 0.0)
+    assert much_later[Share.REQUESTS, 0] == 2
 
     others.heard("a", told(2, queue_s=0.5), 10.0)
     anew = others.of(WORKERS, 10.0)
-    assert anew is not None and anew[QUEUE_S, 0] == 0.5
+    assert anew is not None and anew[Share.QUEUE_S, 0] == 0.5
 
 
 def test_another_start_of_a_worker_has_nothing_of_it(others: OtherRouters) -> None:
@@ -116,3 +121,27 @@ def test_what_others_have_makes_no_worker_late() -> None:
 
     assert other.candidates(PREFILL, 100.0).queue_s[0] == pytest.approx(3.0)
     assert other.candidates(PREFILL, 104.0).queue_s[0] == 0.0
+
+
+def test_others_do_not_wait_for_what_routers_have_of_best_effort() -> None:
+    one, other = members(), members()
+    worker = one.usable(PREFILL)[0]
+    one.acquire(worker, Work(50, 40, 3.0, best_effort=True), 0.0)
+    interactive = one.acquire(worker, Work(60, 20, 2.0), 0.0)
+    other.acquire(other.usable(PREFILL)[0], Work(70, 30, 1.0, best_effort=True), 0.0)
+    other.others.heard("one", wire.RouterLoads(number=1, workers=one.shares(0.0)), 0.0)
+    pace = np.ones(2)
+
+    seen = other.candidates(PREFILL, 0.0)
+
+    assert seen.before(best_effort=True) is seen
+    np.testing.assert_allclose(seen.queue_at_pace_s(pace), [6.0, 0.0])
+    before = seen.before(best_effort=False)
+    np.testing.assert_allclose(before.queue_at_pace_s(pace), [2.0, 0.0])
+    np.testing.assert_allclose(before.in_flight_requests, [1, 0])
+    np.testing.assert_allclose(before.in_flight_tokens, [60, 0])
+    np.testing.assert_allclose(seen.decoding, [1, 0], err_msg="what waits does not decode")
+
+    one.prefilled(interactive, Work(60, 20, 2.0), 1.0)
+    (share,) = one.shares(1.0)
+    assert (share.overtaken_requests, share.overtaken_tokens, share.overtaken_s) == (1, 50, 3.0)

@@ -6,16 +6,20 @@ import pytest
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import OverloadedError
+from cluster_core.objectives import RequestClass
 from control_plane.fleet.loads import Load
+from control_plane.model.job import Job
 from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.both_view import DecodeCosts
 from control_plane.placement.by_objective import Objectives, Way
 from control_plane.placement.explanation import explained
+from control_plane.placement.flight import Flight
 from control_plane.placement.objective_placer import BothRules, ObjectivePlacer
 from control_plane.placement.placer import Placer
 from tests.pure.control_plane.placement.router_world import DECODE, PREFILL, RouterWorld, prompt
 
 # A millisecond a token: a prompt of 160 tokens takes 160 ms.
+INTERACTIVE, BEST_EFFORT = RequestClass.INTERACTIVE, RequestClass.BEST_EFFORT
 COSTS = DecodeCosts(step_s=0.01, s_per_request=0.001, s_per_token=0.0)
 
 
@@ -25,9 +29,10 @@ def placed_by(
     *,
     refuses: bool = True,
     costs: DecodeCosts | None = COSTS,
+    best_effort_ttft_s: float | None = None,
 ) -> tuple[RouterWorld, ObjectivePlacer]:
     """Over two workers that do both."""
-    rules = BothRules(objectives, costs, prefill_heavy, refuses)
+    rules = BothRules(objectives, costs, prefill_heavy, refuses, best_effort_ttft_s)
     world = RouterWorld(make_placer=partial(ObjectivePlacer, rules))
     world.without(PREFILL)
     assert isinstance(world.placer, ObjectivePlacer)
@@ -115,12 +120,22 @@ def test_roles_are_looked_at_by_decisions_and_not_by_questions() -> None:
     assert not placer.roles.is_due(world.now_s)
 
 
-def busy(world: RouterWorld, placer: ObjectivePlacer) -> None:
-    """Each worker has two prompts of 160 ms before it."""
-    for number in range(4):
-        placement = placer.place(world.job(prompt(200 + number)), DECODE, prefills=True)
+def busy(world: RouterWorld, placer: ObjectivePlacer, *, prompts: int = 4, priority: int = 0) -> list[Flight]:
+    """Each worker has half of so many prompts of 160 ms before it."""
+    flights: list[Flight] = []
+    # None is asked twice: it would be cached.
+    first = 200 + round(sum(load(world, name, Load.REQUESTS) for name in ("d0", "d1")))
+    for number in range(first, first + prompts):
+        placement = placer.place(asked(world, number, priority), DECODE, prefills=True)
         assert placement is not None
-        placer.begin(placement)
+        flights.append(placer.begin(placement))
+    return flights
+
+
+def asked(world: RouterWorld, number: int, priority: int) -> Job:
+    job = world.job(prompt(number))
+    job.priority = priority
+    return job
 
 
 def test_what_no_worker_can_begin_in_time_is_refused_counted_and_told_when_to_come_back() -> None:
@@ -130,7 +145,58 @@ def test_what_no_worker_can_begin_in_time_is_refused_counted_and_told_when_to_co
         placer.route(world.job(prompt(1)), is_whole=True)
     # 480 ms, of 285 that are planned with.
     assert refused.value.retry_after_ms == pytest.approx(196, abs=1)
-    assert placer.counts.refused == 1
+    assert placer.counts.refused == {INTERACTIVE: 1}
+
+
+def test_best_effort_is_refused_by_its_own_ttft_and_others_not_for_what_they_overtake() -> None:
+    world, placer = placed_by(Objectives(0.3, 0.1), best_effort_ttft_s=2.0)
+    # 800 ms of best effort before each worker.
+    flights = busy(world, placer, prompts=10, priority=1)
+    placer.route(asked(world, 1, 1), is_whole=True)
+    placer.route(asked(world, 2, 0), is_whole=True)
+    assert not placer.counts.refused
+
+    more = busy(world, placer, prompts=14, priority=1)
+    with pytest.raises(OverloadedError, match=r"in time, by objectives.best_effort.ttft_s: 2 s"):
+        placer.route(asked(world, 3, 1), is_whole=True)
+    placer.route(asked(world, 4, 0), is_whole=True)
+    assert placer.counts.refused == {BEST_EFFORT: 1}
+
+    busy(world, placer, priority=0)
+    with pytest.raises(OverloadedError, match=r"in time, by objectives.ttft_s: 0.3 s"):
+        placer.route(asked(world, 5, 0), is_whole=True)
+    assert placer.counts.refused == {BEST_EFFORT: 1, INTERACTIVE: 1}
+
+    # What is prefilled decodes, and is overtaken no more.
+    for flight in (*flights, *more):
+        flight.prefilled()
+    for name in ("d0", "d1"):
+        assert load(world, name, Load.OVERTAKEN) == load(world, name, Load.OVERTAKEN_TOKENS) == 0
+        assert load(world, name, Load.OVERTAKEN_S) == pytest.approx(0)
+    world.membership.check_invariants()
+
+
+def test_best_effort_without_a_ttft_of_its_own_is_refused_by_that_of_the_others() -> None:
+    world, placer = placed_by(Objectives(0.3, 0.1))
+    busy(world, placer, priority=1)
+    with pytest.raises(OverloadedError, match=r"in time, by objectives.ttft_s: 0.3 s"):
+        placer.route(asked(world, 1, 1), is_whole=True)
+    assert placer.counts.refused == {BEST_EFFORT: 1}
+
+
+def test_room_that_best_effort_waits_for_is_there_for_others() -> None:
+    """Four decode at each worker, of five that may; a hundred of best effort wait for a place."""
+    world, placer = placed_by(Objectives(0.5, 0.1), best_effort_ttft_s=3600.0)
+    for record in (member.registration for member in world.membership.members()):
+        record.max_running_requests = 5
+        world.membership.replace([member.registration for member in world.membership.members()])
+    for flight in busy(world, placer, prompts=8):
+        flight.prefilled()
+    busy(world, placer, prompts=100, priority=1)
+    placer.route(asked(world, 1, 0), is_whole=True)
+    view = placer.weighed(asked(world, 2, 0))
+    assert view[0].missed == 0
+    assert placer.weighed(asked(world, 3, 1))[0].ttft_s > 10 * view[0].ttft_s
 
 
 @pytest.mark.parametrize(
@@ -143,7 +209,7 @@ def test_nobody_is_refused_where(why: str) -> None:
     job.emitted = [7] if why == "its answer has begun" else []
     job.may_be_refused = why != "another choice has begun"
     placer.route(job, is_whole=why != "its prompt still comes")
-    assert placer.counts.refused == 0
+    assert not placer.counts.refused
 
 
 def test_a_conversation_goes_back_to_the_worker_that_holds_it() -> None:
