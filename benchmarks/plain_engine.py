@@ -32,11 +32,15 @@ _MAX_MESSAGE_BYTES = 256 << 20
 async def plain_engine(config: RachisConfig) -> AsyncIterator[tuple[str, wire.ModelInfo]]:
     """(address, model) of a plain engine with the configuration's model and engine sections; ended after the block.
 
-    A step takes a whole prompt of any length, so that no prompt is prefilled in chunks.
+    A step takes a whole prompt of any length, and one that has no room beside others waits for the next: on a CPU vLLM
+    does not survive a prompt with a seed that is prefilled in chunks.
     """
     engine = config.engine
-    whole = max(engine.max_batched_tokens, engine.max_model_len)
-    config = config.model_copy(update={"engine": engine.model_copy(update={"max_batched_tokens": whole})})
+    whole = {
+        "max_batched_tokens": max(engine.max_batched_tokens, engine.max_model_len),
+        "vllm": (*engine.vllm, "enable_chunked_prefill=false"),
+    }
+    config = config.model_copy(update={"engine": engine.model_copy(update=whole)})
     with tempfile.TemporaryDirectory(prefix="rachis-plain-") as folder:
         file = Path(folder) / "config.json"
         file.write_text(config.model_dump_json())

@@ -187,6 +187,9 @@ class Membership:
             assert member.in_flight_requests > 0 or member.in_flight_tokens == 0, member.worker_id
             stands = [round(self.loads.value(member.row, each)) for each in (Load.DECODING, Load.COMING)]
             assert min(stands) >= 0 and sum(stands) <= member.in_flight_requests, f"{member.worker_id}: {stands}"
+            overtaken = [round(self.loads.value(member.row, each)) for each in (Load.OVERTAKEN, Load.OVERTAKEN_TOKENS)]
+            everything = [member.in_flight_requests, member.in_flight_tokens]
+            assert all(0 <= part <= whole for part, whole in zip(overtaken, everything, strict=True)), overtaken
 
     def _same_generation(self, worker: WorkerSnapshot) -> Member | None:
         member = self._members.get(worker.worker_id)

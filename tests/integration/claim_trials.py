@@ -25,6 +25,7 @@ from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.vllm_engine import VllmEngine
 
+_RESET_TIMEOUT_S = 120.0
 SERVICE, WORKER = "svc-trial", "w-0"
 CHUNK_TOKENS = 64
 INDEX = IndexSection(chunk_tokens=CHUNK_TOKENS, write_interval_s=0.001, snapshot_keys=50)
@@ -151,12 +152,14 @@ async def lost_removals(trial: Trial) -> dict[str, Any]:
 
 async def reset(trial: Trial) -> dict[str, Any]:
     """After the plant as well nothing is left of what was wrong."""
-    cleared: bool = await trial.engine.look(lambda work: work.engine.reset_prefix_cache())
+    async with asyncio.timeout(_RESET_TIMEOUT_S):
+        # Not while blocks are copied.
+        while not await trial.engine.look(lambda work: work.engine.reset_prefix_cache()):
+            await asyncio.sleep(0.01)
     left = await trial.truth()
     prompt = tokens(random.Random(4), 130)
     await trial.answer(prompt)
     return {
-        "done": cleared,
         "left": len(left.device | left.host),
         "again": (await trial.truth()).device == keys_of(prompt[:128]),
     }
