@@ -153,8 +153,8 @@ async def lost_removals(trial: Trial) -> dict[str, Any]:
 async def reset(trial: Trial) -> dict[str, Any]:
     """After the plant as well nothing is left of what was wrong."""
     async with asyncio.timeout(_RESET_TIMEOUT_S):
-        # Not while blocks are copied.
-        while not await trial.engine.look(lambda work: work.engine.reset_prefix_cache()):
+        # Not while blocks are copied, which only the engine can be asked about.
+        while not await trial.engine.look(lambda work: work.engine.reset_prefix_cache()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     left = await trial.truth()
     prompt = tokens(random.Random(4), 130)

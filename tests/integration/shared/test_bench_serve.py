@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from command_line.own_service import Target
 from tests import ROOT
 from tests.integration import secured
+from worker_runtime.preloaded_python import engine_python
 
 pytestmark = pytest.mark.integration
 
@@ -18,8 +18,9 @@ SMALL = ("--num-prompts", "4", "--random-input-len", "100", "--random-output-len
 
 
 async def output_of(*command: str) -> tuple[int, str, str]:
+    """command: a module or a file of Python, whose process has vLLM loaded, as workers have."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, *command),
+        *(*engine_python(), *command),
         cwd=ROOT,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         stdout=asyncio.subprocess.PIPE,
@@ -68,13 +69,14 @@ async def test_what_cannot_be_measured_is_a_sentence(target: Target, options: tu
 
 @secured.for_open_services
 async def test_vllms_benchmark_runs_as_it_is(gateway: str, tmp_path: Path) -> None:
-    command = (
+    script = tmp_path / "benchmark.py"
+    script.write_text(
         "import argparse; from vllm.benchmarks.serve import add_cli_args, main;"
         "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
     )
     result = tmp_path / "result.json"
     code, out, err = await output_of(
-        *("-c", command, "--backend", "openai", "--base-url", gateway, "--endpoint", "/v1/completions"),
+        *(str(script), "--backend", "openai", "--base-url", gateway, "--endpoint", "/v1/completions"),
         *("--dataset-name", "random", *SMALL, "--save-result", "--result-dir", str(tmp_path)),
         *("--result-filename", result.name),
     )
