@@ -42,10 +42,7 @@ class ReleaseError(Exception):
 def main() -> int:
     folder = ROOT / "dist"
     try:
-        if changed := _git("status", "--porcelain").splitlines():
-            named = ", ".join(line.split(maxsplit=1)[-1] for line in changed[:_MOST_NAMED])
-            more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
-            raise ReleaseError(f"a release is made of a commit, and these are not in it: {named}{more}")
+        check_committed(_git("status", "--porcelain"))
         with tempfile.TemporaryDirectory(prefix="rachis-release-") as name:
             source = Path(name)
             with tarfile.open(fileobj=BytesIO(_git_bytes("archive", "HEAD"))) as archive:
@@ -63,6 +60,14 @@ def main() -> int:
         for layer in layers((ROOT / _CONTAINER_FILE).read_text(), profile):
             print(f"  {layer}")
     return 0
+
+
+def check_committed(status: str) -> None:
+    """status: as `git status --porcelain` says it. Raises ReleaseError naming what is not in the commit."""
+    if changed := status.splitlines():
+        named = ", ".join(line.split(maxsplit=1)[-1] for line in changed[:_MOST_NAMED])
+        more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        raise ReleaseError(f"a release is made of a commit, and these are not in it: {named}{more}")
 
 
 def make(source: Path, folder: Path, committed_unix_s: int) -> str:

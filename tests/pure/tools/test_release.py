@@ -3,7 +3,7 @@
 import pytest
 
 from tests import ROOT
-from tools.release import ReleaseError, changes_of, layers, version_of
+from tools.release import ReleaseError, changes_of, check_committed, layers, version_of
 
 CHANGELOG = """# Changelog
 
@@ -63,3 +63,20 @@ def test_the_next_release_has_what_it_needs() -> None:
     container_file = (ROOT / "cluster_configs/containers/Dockerfile").read_text()
     copied = {word for each in ("cpu", "gpu") for line in layers(container_file, each) for word in line.split()}
     assert {"cpu.lock", "gpu.lock", "torch-cpu.lock", "rachis-*.whl"} <= copied
+
+
+def test_a_release_of_what_is_committed_is_made() -> None:
+    check_committed("")
+
+
+@pytest.mark.parametrize(
+    ("status", "named"),
+    [
+        (" M README.md", "README.md"),
+        ("?? a.py\nD  b.py", "a.py, b.py"),
+        ("\n".join(f"?? {number}" for number in range(7)), "0, 1, 2, 3, 4 and 2 more"),
+    ],
+)
+def test_what_is_not_in_the_commit_is_named(status: str, named: str) -> None:
+    with pytest.raises(ReleaseError, match=f"these are not in it: {named}$"):
+        check_committed(status)
