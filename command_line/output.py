@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -24,11 +26,29 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 def made_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+    cells = [[str(cell) for cell in row] for row in rows]
+    for column, width in zip(columns, column_widths([columns, *cells], out.width), strict=True):
+        table.add_column(column, overflow="fold", width=width)
+    for row in cells:
+        table.add_row(*row)
     return table
+
+
+def column_widths(rows: Sequence[Sequence[str]], terminal: int) -> list[int]:
+    """As the cells are where all fit the terminal; else words stay whole as far as there is room, and the columns that
+    lack most get what is left. rows: at least one, of markup."""
+    columns = [[Text.from_markup(cell).plain for cell in column] for column in zip(*rows, strict=True)]
+    whole = [max((cell_len(line) for cell in column for line in cell.splitlines()), default=0) for column in columns]
+    words = [max((cell_len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    room = terminal - 2 * (len(columns) - 1)
+    if sum(whole) <= room:
+        return whole
+    most = max((each for each in range(1, terminal + 1) if sum(min(word, each) for word in words) <= room), default=1)
+    widths = [max(1, min(word, most)) for word in words]
+    for _ in range(room - sum(widths)):
+        lacking = [need - has for need, has in zip(whole, widths, strict=True)]
+        widths[lacking.index(max(lacking))] += 1
+    return widths
 
 
 def short_number(number: int) -> str:
