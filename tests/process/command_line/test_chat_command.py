@@ -6,12 +6,15 @@ import os
 import pty
 import re
 import sys
+import termios
 from pathlib import Path
 
 from tests import ROOT
 from tests.fakes.answers import session_text
 from tests.fakes.cluster import Cluster, named, until
 
+# Of what `termios.tcgetattr` gives.
+_LOCAL_FLAGS = 3
 COMMAND = (sys.executable, "-m", "command_line.main", "chat", "--max-tokens", "8")
 
 
@@ -86,6 +89,10 @@ async def test_no_service_and_no_text_are_sentences(cluster: Cluster) -> None:
 async def test_ctrl_c_ends_the_answer_and_ctrl_d_the_chat(cluster: Cluster) -> None:
     """The decode engine stops before its answer is whole: nothing but the interrupt ends it."""
     mine, theirs = pty.openpty()
+    attributes = termios.tcgetattr(theirs)
+    # An interrupt would have the terminal forget what has been shown and is not read yet.
+    attributes[_LOCAL_FLAGS] |= termios.NOFLSH
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
     shown = bytearray()
     asyncio.get_running_loop().add_reader(mine, lambda: shown.extend(_read(mine)))
     engine = named(cluster, "decode-0").engine
