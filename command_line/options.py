@@ -15,6 +15,7 @@ from control_plane.service.state import StateFile, state_folder
 
 if TYPE_CHECKING:
     from cluster_configs.loading import LoadedConfig
+    from cluster_configs.schema import RouterSection
 
 Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the service, for example cpu-local.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file over the profile.")]
@@ -73,18 +74,10 @@ def load_config(
     return loading.load(profile=profile, file=config, flags=flags, environment=os.environ)
 
 
-def given(
-    profile: str | None, config: Path | None, assignments: list[str] | None, model: str | None
-) -> tuple[str, ...]:
-    """These flags again, for another process of this environment: what came of them may be a secret, which has no place
-    among arguments that a person has not put there."""
-    pairs = (
-        ("--profile", profile),
-        ("--config", config),
-        *(("--set", each) for each in assignments or ()),
-        ("--model", model),
-    )
-    return tuple(str(part) for name, value in pairs if value is not None for part in (name, value))
+def check_own_port(section: "RouterSection", *, is_kept: bool = False) -> None:
+    """is_kept: by a process that has found out who else has the port. Raises ConfigError."""
+    if section.share_port and not is_kept:
+        raise ConfigError("is set by `rachis route --processes` alone, for its own routers", field="router.share_port")
 
 
 def names_service(environment: Mapping[str, str]) -> bool:

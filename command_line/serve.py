@@ -45,6 +45,7 @@ def serve_command(
 
     joined = {"ray.address": address} if address is not None else None
     loaded = options.load_config(profile, config, assignments, model, joined)
+    options.check_own_port(loaded.config.router)
     cost_model = loaded.config.engine.cost_model
     if cost_model is not None:
         # What is not there is said before anything is started.

@@ -64,6 +64,26 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Prefills:
+    """Of one router, on each worker: the engine time of all, that of the longest, and since when none was over."""
+
+    pending_s: Floats
+    longest_s: Floats
+    since_s: Floats
+
+    def left_s(self, pace: "Floats | float" = 1.0) -> Floats:
+        """Of them, less what can have been done of one since the last one ended."""
+        left_s: Floats = np.maximum(self.pending_s - np.minimum(self.since_s * pace, self.longest_s), 0.0)
+        return left_s
+
+    def late_s(self, pace: "Floats | float" = 1.0, others_s: "Floats | float" = 0.0) -> Floats:
+        """A worker that takes longer than that is late, and may be for as long again: so one that hangs gets ever less.
+        others_s: what other routers have in its queue, which keeps it without making it late."""
+        late_s = np.maximum(self.since_s * pace - self.longest_s - others_s, 0.0)
+        return np.where(self.pending_s > 0, late_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
     """A pool's workers, what is fixed of them and what the routers have on each."""
 
@@ -85,36 +105,30 @@ class Candidates:
     coming_tokens: Floats
     # Of the answers of this router's that decode.
     answer_tokens: Floats
-    # Engine time of the prefills in flight, of the longest of them, and how long ago one of them was over last.
-    pending_s: Floats
-    longest_s: Floats
-    since_s: Floats
-    # What other routers have pending, as `queue_s`.
+    # The prefills of this router, and what other routers have of them, as `queue_s`; of these what is not best effort.
+    prefills: Prefills
     others_s: Floats
-    # Of all these, what waits of best effort: requests, their tokens, engine time of this router's and of others'.
+    ahead: Prefills
+    others_ahead_s: Floats
+    # Of best effort that is not prefilled yet, of all routers: requests and their tokens.
     overtaken: Floats
     overtaken_tokens: Floats
-    overtaken_s: Floats
-    others_overtaken_s: Floats
 
-    def queue_at_pace_s(self, pace: Floats) -> Floats:
-        """`queue_s` in engine time, of workers that have but a share of their time for prefills."""
-        done_s = self.since_s * pace
-        late_s = np.where(self.pending_s > 0, np.maximum(done_s - self.longest_s - self.others_s, 0.0), 0.0)
-        left_s = np.maximum(self.pending_s - np.minimum(done_s, self.longest_s), 0.0)
-        queue: Floats = left_s + late_s + self.others_s
+    def queue_at_pace_s(self, pace: Floats, *, best_effort: bool) -> Floats:
+        """What a request of that class waits for, in engine time, where workers have but a share of it for prefills. A
+        worker that is late makes all wait."""
+        waits, others_s = (self.prefills, self.others_s) if best_effort else (self.ahead, self.others_ahead_s)
+        queue: Floats = waits.left_s(pace) + self.prefills.late_s(pace, self.others_s) + others_s
         return queue
 
     def before(self, *, best_effort: bool) -> "Candidates":
-        """As a request of that class finds them: others than best effort do not wait for what they overtake."""
-        if best_effort or not self.overtaken.any():
+        """With what has a place before a request of that class: others than best effort overtake it."""
+        if best_effort:
             return self
         return replace(
             self,
             in_flight_requests=np.maximum(self.in_flight_requests - self.overtaken, 0.0),
             in_flight_tokens=np.maximum(self.in_flight_tokens - self.overtaken_tokens, 0.0),
-            pending_s=np.maximum(self.pending_s - self.overtaken_s, 0.0),
-            others_s=np.maximum(self.others_s - self.others_overtaken_s, 0.0),
         )
 
     @property
@@ -165,6 +179,8 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
     loads[Load.UNCOMPUTED] += others[Share.UNCOMPUTED]
     loads[Load.DECODING] += others[Share.REQUESTS] - others[Share.OVERTAKEN]
     loads[Load.DECODING_TOKENS] += others[Share.TOKENS] - others[Share.OVERTAKEN_TOKENS]
+    loads[Load.COMING] += others[Share.OVERTAKEN]
+    loads[Load.COMING_TOKENS] += others[Share.OVERTAKEN_TOKENS]
     return Candidates(
         fixed=fixed,
         in_flight_requests=loads[Load.REQUESTS],
@@ -177,14 +193,12 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         coming=loads[Load.COMING],
         coming_tokens=loads[Load.COMING_TOKENS],
         answer_tokens=loads[Load.ANSWER_TOKENS],
-        pending_s=loads[Load.PENDING_S],
-        longest_s=loads[Load.LONGEST_S],
-        since_s=now_s - loads[Load.PROGRESS_S],
+        prefills=_prefills(loads, now_s),
         others_s=others[Share.QUEUE_S],
+        ahead=_ahead(loads, now_s),
+        others_ahead_s=others[Share.AHEAD_S],
         overtaken=loads[Load.OVERTAKEN] + others[Share.OVERTAKEN],
         overtaken_tokens=loads[Load.OVERTAKEN_TOKENS] + others[Share.OVERTAKEN_TOKENS],
-        overtaken_s=loads[Load.OVERTAKEN_S],
-        others_overtaken_s=others[Share.OVERTAKEN_S],
     )
 
 
@@ -199,14 +213,21 @@ def _costs(registrations: Sequence[wire.WorkerRegistration], group: Sequence[str
 
 
 def queue_s(loads: Floats, now_s: float, others_s: "Floats | float" = 0.0) -> Floats:
-    """What is pending, less what can have been done of one prefill since the last one ended.
-
-    A worker that takes longer than that is late, and may be for as long again: so one that hangs gets ever less.
-    others_s: what other routers have in its queue, which keeps it without making it late.
-    """
-    pending_s, longest_s = loads[Load.PENDING_S], loads[Load.LONGEST_S]
-    since_s = now_s - loads[Load.PROGRESS_S]
-    late_s = np.where(pending_s > 0, np.maximum(since_s - longest_s - others_s, 0.0), 0.0)
-    left_s = np.maximum(pending_s - np.minimum(since_s, longest_s), 0.0)
-    queue: Floats = left_s + late_s + np.maximum(loads[Load.ARRIVING_UNTIL_S] - now_s, 0.0)
+    """Until all prefills of this router are over, and what has come of prompts that still arrive is computed."""
+    prefills = _prefills(loads, now_s)
+    arriving_s = np.maximum(loads[Load.ARRIVING_UNTIL_S] - now_s, 0.0)
+    queue: Floats = prefills.left_s() + prefills.late_s(others_s=others_s) + arriving_s
     return queue
+
+
+def ahead_s(loads: Floats, now_s: float) -> Floats:
+    """Of that, the prefills that are not best effort."""
+    return _ahead(loads, now_s).left_s()
+
+
+def _prefills(loads: Floats, now_s: float) -> Prefills:
+    return Prefills(loads[Load.PENDING_S], loads[Load.LONGEST_S], now_s - loads[Load.PROGRESS_S])
+
+
+def _ahead(loads: Floats, now_s: float) -> Prefills:
+    return Prefills(loads[Load.AHEAD_S], loads[Load.AHEAD_LONGEST_S], now_s - loads[Load.AHEAD_PROGRESS_S])

@@ -42,11 +42,18 @@ class Load(IntEnum):
     # The same two of those that will decode there once they are prefilled.
     COMING = 11
     COMING_TOKENS = 12
-    # Best effort that is not prefilled yet, so that engines serve others before it: requests, their tokens, and the
-    # engine time of their prefills.
+    # Best effort that is not prefilled yet, so that engines serve others before it: requests, and their tokens.
     OVERTAKEN = 13
     OVERTAKEN_TOKENS = 14
-    OVERTAKEN_S = 15
+    # As the three above, of the prefills that are not best effort.
+    AHEAD_S = 15
+    AHEAD_PROGRESS_S = 16
+    AHEAD_LONGEST_S = 17
+
+
+# Of all prefills in flight, and of those that are not best effort: pending, progress, longest.
+_ALL = (Load.PENDING_S, Load.PROGRESS_S, Load.LONGEST_S)
+_AHEAD = (Load.AHEAD_S, Load.AHEAD_PROGRESS_S, Load.AHEAD_LONGEST_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,11 @@ class Work:
     def pending_s(self) -> float:
         return 0.0 if self.arriving else self.expected_s
 
+    @property
+    def lines(self) -> tuple[tuple[Load, Load, Load], ...]:
+        """Where its prefill waits."""
+        return (_ALL,) if self.best_effort else (_ALL, _AHEAD)
+
 
 class Loads:
     """Rows are taken and given back."""
@@ -110,18 +122,23 @@ class Loads:
         load[Load.TURN] = self._turn
         if work.arriving:
             load[Load.ARRIVING_UNTIL_S] = max(load[Load.ARRIVING_UNTIL_S], now_s) + work.expected_s
-        elif not load[Load.PENDING_S]:
-            load[Load.PROGRESS_S], load[Load.LONGEST_S] = now_s, work.expected_s
         else:
-            load[Load.LONGEST_S] = max(load[Load.LONGEST_S], work.expected_s)
-        load[: Load.PROGRESS_S] += (1, work.tokens, work.uncomputed_tokens, work.pending_s)
+            for pending, progress, longest in work.lines:
+                if not load[pending]:
+                    load[progress], load[longest] = now_s, work.expected_s
+                else:
+                    load[longest] = max(load[longest], work.expected_s)
+                load[pending] += work.pending_s
+        load[: Load.PENDING_S] += (1, work.tokens, work.uncomputed_tokens)
         self._stand(row, work, 1)
 
     def end(self, row: int, work: Work) -> None:
         load = self._columns[:, row]
-        load[: Load.PROGRESS_S] -= (1, work.tokens, work.uncomputed_tokens, work.pending_s)
-        if load[Load.PENDING_S] < _NOTHING_S:
-            load[Load.PENDING_S] = load[Load.LONGEST_S] = 0.0
+        load[: Load.PENDING_S] -= (1, work.tokens, work.uncomputed_tokens)
+        for pending, _, longest in work.lines:
+            load[pending] -= work.pending_s
+            if load[pending] < _NOTHING_S:
+                load[pending] = load[longest] = 0.0
         self._stand(row, work, -1)
 
     def prefilled(self, row: int, work: Work, now_s: float) -> None:
@@ -131,13 +148,15 @@ class Loads:
         self._columns[Load.TOKENS, row] += work.tokens
         self._stand(row, work.prefilled, 1)
         if work.pending_s:
-            self._columns[Load.PROGRESS_S, row] = now_s
+            for _, progress, _ in work.lines:
+                self._columns[progress, row] = now_s
 
     def _stand(self, row: int, work: Work, sign: int) -> None:
         """Where it stands of prefill and decode: one more there, or one less."""
         load = self._columns[:, row]
         if work.best_effort and work.expected_s:
-            load[Load.OVERTAKEN : Load.OVERTAKEN_S + 1] += (sign, sign * work.tokens, sign * work.pending_s)
+            load[Load.OVERTAKEN] += sign
+            load[Load.OVERTAKEN_TOKENS] += sign * work.tokens
         if work.decodes and work.expected_s:
             load[Load.COMING] += sign
             load[Load.COMING_TOKENS] += sign * work.context_tokens

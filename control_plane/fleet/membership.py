@@ -14,7 +14,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import UnavailableError
 from cluster_core.ids import WorkerId
 from cluster_core.versions import Versions, differences
-from control_plane.fleet.candidates import Candidates, Fixed, candidates, fixed_columns, queue_s
+from control_plane.fleet.candidates import Candidates, Fixed, ahead_s, candidates, fixed_columns, queue_s
 from control_plane.fleet.loads import Load, Loads, Work
 from control_plane.fleet.other_routers import OtherRouters
 from control_plane.model.worker_snapshot import Pool, WorkerSnapshot, serves
@@ -102,7 +102,7 @@ class Membership:
         """What this router has on each worker, for the others."""
         busy = [member for member in self._members.values() if member.in_flight_requests]
         loads = self.loads.of(np.array([member.row for member in busy], dtype=np.int64))
-        queues_s = queue_s(loads, now_s)
+        queues_s, ahead = queue_s(loads, now_s), ahead_s(loads, now_s)
         return [
             wire.WorkerShare(
                 worker_id=member.worker_id,
@@ -113,7 +113,7 @@ class Membership:
                 queue_s=queues_s[row],
                 overtaken_requests=round(loads[Load.OVERTAKEN, row]),
                 overtaken_tokens=round(loads[Load.OVERTAKEN_TOKENS, row]),
-                overtaken_s=loads[Load.OVERTAKEN_S, row],
+                ahead_s=ahead[row],
             )
             for row, member in enumerate(busy)
         ]

@@ -23,11 +23,11 @@ class Share(IntEnum):
     QUEUE_S = 3
     OVERTAKEN = 4
     OVERTAKEN_TOKENS = 5
-    OVERTAKEN_S = 6
+    AHEAD_S = 6
 
 
 # Of what passes with time.
-_SECONDS = [Share.QUEUE_S, Share.OVERTAKEN_S]
+_SECONDS = [Share.QUEUE_S, Share.AHEAD_S]
 
 
 @dataclass(slots=True)
@@ -96,7 +96,9 @@ class OtherRouters:
 
 
 def _column(told: wire.WorkerShare) -> list[float]:
+    # A router that tells nothing apart waits for all.
+    ahead_s = told.ahead_s if told.HasField("ahead_s") else told.queue_s
     return [
         told.requests, told.tokens, told.uncomputed_tokens, told.queue_s,
-        told.overtaken_requests, told.overtaken_tokens, told.overtaken_s,
+        told.overtaken_requests, told.overtaken_tokens, ahead_s,
     ]  # fmt: skip

@@ -41,10 +41,11 @@ def read_beside(query: LogQuery) -> Told[LogEvent]:
 def beside(own: Path) -> Iterable[Path]:
     """The files of a router, of those that share its port and of its gateways: what each writes, and what it wrote
     before."""
-    alike = re.sub(r"-\d+$", "-[0-9]*", own.stem)
-    return (
-        file for name in (alike, "gateway-*") for end in ("log", "log.1") for file in own.parent.glob(f"{name}.{end}")
-    )
+    # Those that share a port, and who keeps them.
+    keeper = re.sub(r"^(router-route-\d+)-\d+$", r"\1", own.stem)
+    names = {own.stem, keeper, f"{keeper}-[0-9]*" if keeper != own.stem else own.stem, "gateway-*"}
+    ends = ("log", "log.1")
+    return {file for name in names for end in ends for file in own.parent.glob(f"{name}.{end}")}
 
 
 class ServiceLogs:

@@ -48,7 +48,7 @@ def both_view(
         prompt_tokens=question.prompt_tokens,
         cached_tokens=view.device + view.host,
         own_s=prefill_s(question, view),
-        queue_s=workers.queue_at_pace_s(share_for_prompts(step_s, objectives)),
+        queue_s=workers.queue_at_pace_s(share_for_prompts(step_s, objectives), best_effort=question.best_effort),
         step_s=step_s,
         step_with_s=step_with_s,
         wait_s=_wait_s(workers, question, view.device, step_s),

@@ -1,6 +1,7 @@
 """One router process: its gRPC servers, metrics and what runs beside them, in one order of starting and stopping."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -144,19 +145,41 @@ class RouterServer:
             await self.parts.load_following.run()
 
     async def start(self) -> None:
-        """Listens. Health says SERVING once a decode worker is ready. Raises StartError when a port is taken."""
-        parts = self.parts
+        """Listens. Health says SERVING once a decode worker is ready. A port that others share comes last: who calls is
+        served by those until this one knows a worker, for which it waits as a request would.
+
+        Raises StartError when a port is taken.
+        """
+        parts, shares = self.parts, self._config.router.share_port
         await parts.tokenizer.load()
         await parts.adapters.start()
-        # From here on callers may come, who wait for what is not there yet: where others share the port, they need not.
-        servicers = RouterServicers(parts.router, parts.admin, self._health)
-        addresses = [server.listen(servicers, self._config.security) for server in parts.servers]
-        self.address, self.admin_address = addresses[0], addresses[-1]
         self._serve_metrics(asyncio.get_running_loop())
+        own = parts.servers[-1:] if shares else parts.servers
+        addresses = [self._listen(server) for server in own]
+        self.address, self.admin_address = addresses[0], addresses[-1]
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        for server in parts.servers:
+        for server in own:
             await server.start()
+        self._start_background()
+        if shares:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._worker_known(), self._config.router.queue_timeout_s)
+            self.address = self._listen(parts.servers[0])
+            await parts.servers[0].start()
+
+    def _listen(self, server: GrpcServer) -> str:
+        servicers = RouterServicers(self.parts.router, self.parts.admin, self._health)
+        return server.listen(servicers, self._config.security)
+
+    async def _worker_known(self) -> None:
+        """Until a decode worker is usable."""
+        async with self.parts.follower.changed:
+            await self.parts.follower.changed.wait_for(lambda: bool(self.parts.membership.usable(wire.POOL_DECODE)))
+
+    def _start_background(self) -> None:
+        """What runs beside the servers."""
+        parts = self.parts
         self._background.start(parts.door.follow())
         self._background.start(parts.follower.follow())
         self._background.start(parts.sharing.follow())

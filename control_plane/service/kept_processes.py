@@ -36,20 +36,30 @@ PAUSES = Pauses()
 class Kept:
     """What is kept. what: one of them is, in a sentence. command: of the one with this number. said: on its standard
     input, where a password is no argument that all users see. log: of what it writes to standard error; where none is
-    given, that is this process's own."""
+    given, that is this process's own. environment: None: this process's own."""
 
     what: str
     count: int
     command: Callable[[int], Sequence[str]]
     said: str = ""
     log: Callable[[int], Path] | None = None
+    environment: Mapping[str, str] | None = None
 
 
 class KeptProcesses:
     """`start`, then `first_up` or `all_up`, then `stop`. Each says `{"event": "listening", ...}` once it is up."""
 
-    def __init__(self, kept: Kept, pauses: Pauses = PAUSES) -> None:
+    def __init__(
+        self,
+        kept: Kept,
+        pauses: Pauses = PAUSES,
+        on_change: Callable[[int, Mapping[str, Any]], None] = lambda number, event: None,
+    ) -> None:
+        """on_change: hears of the one with this number that it listens, as it says it, or has `ended`."""
         self._kept = kept
+        self._on_change = on_change
+        # What the last one that did not come up has said of it.
+        self._error = ""
         self._pauses = pauses
         self._up = [asyncio.Event() for _ in range(kept.count)]
         self._ended_early = asyncio.Event()
@@ -74,7 +84,8 @@ class KeptProcesses:
             if at_once:
                 await _first(up.wait(), self._ended_early.wait())
                 if not up.is_set():
-                    raise StartError(f"a {self._kept.what} ended before it was up: it has said why")
+                    why = f": {self._error}" if self._error else ", and did not say why"
+                    raise StartError(f"a {self._kept.what} did not come up{why}")
             else:
                 await up.wait()
 
@@ -94,6 +105,7 @@ class KeptProcesses:
         while True:
             began_s = monotonic_s()
             status = await self._run(number)
+            self._on_change(number, {"event": "ended", "status": status})
             if not self._up[number].is_set():
                 self._ended_early.set()
             if monotonic_s() - began_s > pauses.lived_s:
@@ -116,8 +128,10 @@ class KeptProcesses:
         process.stdin.close()
         async for line in process.stdout:
             event = _event(line)
+            self._error = str(event.get("error", self._error))
             if event.get("event") == "listening":
                 self.listening[number] = event
+                self._on_change(number, event)
                 self._up[number].set()
         return await process.wait()
 
@@ -126,8 +140,9 @@ class KeptProcesses:
         log = _appended(self._kept.log(number)) if self._kept.log is not None else None
         try:
             return await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=log, preexec_fn=bind_to_parent, start_new_session=True
-            )
+                *command, stdin=pipe, stdout=pipe, stderr=log, env=self._kept.environment,
+                preexec_fn=bind_to_parent, start_new_session=True,
+            )  # fmt: skip
         finally:
             if log is not None:
                 log.close()

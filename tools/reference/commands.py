@@ -31,7 +31,7 @@ def page() -> str:
         said = (command.help or "").strip()
         parts.append(f"## {name}\n")
         parts += [f"{prose(said)}\n"] if said else []
-        rows = [_row(parameter) for parameter in command.params]
+        rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
         parts += [table(("option", "type", "default", "what"), rows)] if rows else []
     return "\n".join(parts)
 

@@ -2073,7 +2073,7 @@ class WorkerShare(_message.Message):
     QUEUE_S_FIELD_NUMBER: _builtins.int
     OVERTAKEN_REQUESTS_FIELD_NUMBER: _builtins.int
     OVERTAKEN_TOKENS_FIELD_NUMBER: _builtins.int
-    OVERTAKEN_S_FIELD_NUMBER: _builtins.int
+    AHEAD_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     generation: _builtins.int
     requests: _builtins.int
@@ -2083,9 +2083,10 @@ class WorkerShare(_message.Message):
     queue_s: _builtins.float
     """Until the prefills in flight are expected to be over."""
     overtaken_requests: _builtins.int
-    """Of these, best effort that is not prefilled yet: requests, their tokens, and the engine time of their prefills."""
+    """Of these, best effort that is not prefilled yet: requests and their tokens."""
     overtaken_tokens: _builtins.int
-    overtaken_s: _builtins.float
+    ahead_s: _builtins.float
+    """Of the queue, the prefills that are not best effort."""
     def __init__(
         self,
         *,
@@ -2097,13 +2098,15 @@ class WorkerShare(_message.Message):
         queue_s: _builtins.float = ...,
         overtaken_requests: _builtins.int = ...,
         overtaken_tokens: _builtins.int = ...,
-        overtaken_s: _builtins.float = ...,
+        ahead_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "overtaken_requests", b"overtaken_requests", "overtaken_s", b"overtaken_s", "overtaken_tokens", b"overtaken_tokens", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s", "generation", b"generation", "overtaken_requests", b"overtaken_requests", "overtaken_tokens", b"overtaken_tokens", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__ahead_s: _TypeAlias = _typing.Literal["ahead_s"]  # noqa: Y015
+    _WhichOneofArgType__ahead_s: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ahead_s) -> _WhichOneofReturnType__ahead_s | None: ...
 
 Global___WorkerShare: _TypeAlias = WorkerShare  # noqa: Y015
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -49,7 +50,8 @@ class Place:
 
     def routers(self, count: int, port: int | None = None, **section: Any) -> KeptCommand:
         settings = {"model.path": str(WEIGHTS), "service.name": SERVICE, "redis.url": self.redis_url}
-        own = {f"router.{name}": value for name, value in {"admin_port": 0, **section}.items()}
+        named = {"admin_port": 0, **section}
+        own = {name.replace("__", ".") if "__" in name else f"router.{name}": value for name, value in named.items()}
         return KeptCommand("route", {**settings, **own}, self.folder, options=("--processes", str(count)), port=port)
 
     @asynccontextmanager
@@ -161,28 +163,45 @@ async def test_answers_end_before_the_routers_do(place: Place) -> None:
         assert stopping is not None and await stopping == 0
 
 
-async def test_a_port_that_somebody_has_is_not_shared_with_them(place: Place) -> None:
+@pytest.mark.parametrize("name", ["port", "admin_port", "metrics_port"])
+async def test_a_port_that_somebody_has_is_not_shared_with_them(place: Place, name: str) -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(StartError, match=rf"port {port} is taken on 127.0.0.1"):
-            await place.routers(2, port).start()
+        taken = other.getsockname()[1]
+        kept = place.routers(2, taken) if name == "port" else place.routers(2, **{name: taken})
+        with pytest.raises(StartError, match=rf"router.{name}: port {taken} is taken on 127.0.0.1"):
+            await kept.start()
 
 
 async def test_a_port_that_routers_share_is_nobody_elses(place: Place, together: Together) -> None:
+    taken = port_of(together[0])
     for count in (1, 2):
         with pytest.raises(StartError, match=r"cannot listen|is taken"):
-            await place.routers(count, port_of(together[0])).start()
+            await place.routers(count, taken).start()
+    with pytest.raises(StartError, match="is set by `rachis route --processes` alone"):
+        await place.routers(1, taken, share_port=True).start()
 
 
-async def test_routers_of_which_one_cannot_start_say_why_and_leave_nothing(place: Place) -> None:
-    before = router_pids()
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        kept = place.routers(2, metrics_port=other.getsockname()[1])
-        with pytest.raises(StartError, match="a router ended before it was up"):
-            await kept.start()
-    log = place.folder / f"route-{port_of(kept)}.log"
-    assert "cannot serve metrics on 127.0.0.1" in log.read_text()
-    assert router_pids() == before
+async def test_routers_of_which_one_cannot_start_say_why_and_leave_nothing(place: Place, tmp_path: Path) -> None:
+    before, key = (router_pids(), set(place.folder.glob("route-*.json"))), tmp_path / "no-key.pem"
+    with pytest.raises(StartError, match=r"a router did not come up: .*no-key.pem"):
+        await place.routers(2, security__certificate_file=str(key), security__certificate_key_file=str(key)).start()
+    assert (router_pids(), set(place.folder.glob("route-*.json"))) == before, "what may hold a password goes with them"
+
+
+async def test_what_becomes_of_a_router_is_told_and_its_configuration_stays(place: Place) -> None:
+    kept = place.routers(2)
+    up = await kept.start()
+    assert kept.process is not None and kept.process.stdout is not None
+    assert up["pid"] == kept.process.pid
+    configuration = place.folder / f"route-{port_of(kept)}.yaml"
+    configuration.write_text("service: {name: another}")
+    killed = up["routers"][1]
+    os.kill(killed["pid"], signal.SIGKILL)
+    told = [json.loads(await kept.process.stdout.readline()) for _ in range(2)]
+    assert [(each["event"], each["number"]) for each in told] == [("router_ended", 1), ("router_listening", 1)]
+    assert (told[0]["status"], told[1]["service_id"]) == (-signal.SIGKILL, SERVICE)
+    assert told[1]["admin_address"] == killed["admin_address"] and told[1]["pid"] != killed["pid"]
+    assert await kept.stop() == 0
 
 
 def port_of(kept: KeptCommand) -> int:

@@ -97,8 +97,9 @@ def test_every_command_is_described_with_its_options() -> None:
     for name, command in tree():
         described = section(page, f"## {name}")
         assert described, name
-        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        arguments = {each.name.upper() for each in command.params if each.param_type_name == "argument"}
+        params = [each for each in command.params if not getattr(each, "hidden", False)]
+        options = {option for parameter in params for option in (*parameter.opts, *parameter.secondary_opts)}
+        arguments = {each.name.upper() for each in params if each.param_type_name == "argument"}
         shown = set(re.findall(r"`(-[^`]+|[A-Z_]+)`", described))
         assert {option for option in options if option.startswith("-")} | arguments <= shown, name
 

@@ -277,13 +277,16 @@ async def test_a_worker_that_is_asked_too_often_refuses_and_its_host_is_named(tm
 
 @pytest.mark.parametrize(
     ("own", "siblings"),
-    [("router-serve.log", set[str]()), ("router-route-1.log", {"router-route-0.log", "router-route-12.log.1"})],
+    [
+        ("router-serve.log", set[str]()),
+        ("router-route-7-1.log", {"router-route-7.log", "router-route-7-0.log", "router-route-7-12.log.1"}),
+    ],
 )
 def test_a_router_reads_beside_its_own_file_those_of_its_port_of_gateways_and_the_ones_before(
     own: str, siblings: set[str], tmp_path: Path
 ) -> None:
     read = {own, f"{own}.1", "gateway-0.log", "gateway-0.log.1", "gateway-12.log"} | siblings
-    others = {"router-serve.log", "router-route-0.log", "router-route-12.log.1"} - read
+    others = {"router-serve.log", "router-route-7.log", "router-route-7-0.log", "router-route-8-0.log"} - read
     for name in (*read, *others, "gateway-0.log.1.gz", "router-route.log", "service.json"):
         (tmp_path / name).touch()
     assert sorted(file.name for file in beside(tmp_path / own)) == sorted(read)

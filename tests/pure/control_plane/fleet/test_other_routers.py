@@ -123,25 +123,64 @@ def test_what_others_have_makes_no_worker_late() -> None:
     assert other.candidates(PREFILL, 104.0).queue_s[0] == 0.0
 
 
+def waits(membership: Membership, now_s: float, *, best_effort: bool) -> float:
+    """At the first worker, whose whole time is for prefills."""
+    return float(membership.candidates(PREFILL, now_s).queue_at_pace_s(np.ones(2), best_effort=best_effort)[0])
+
+
+def tells(one: Membership, other: Membership, now_s: float) -> None:
+    number = len(other.others) + round(now_s * 10) + 1
+    other.others.heard("one", wire.RouterLoads(number=number, workers=one.shares(now_s)), now_s)
+
+
 def test_others_do_not_wait_for_what_routers_have_of_best_effort() -> None:
     one, other = members(), members()
     worker = one.usable(PREFILL)[0]
     one.acquire(worker, Work(50, 40, 3.0, best_effort=True), 0.0)
     interactive = one.acquire(worker, Work(60, 20, 2.0), 0.0)
     other.acquire(other.usable(PREFILL)[0], Work(70, 30, 1.0, best_effort=True), 0.0)
-    other.others.heard("one", wire.RouterLoads(number=1, workers=one.shares(0.0)), 0.0)
-    pace = np.ones(2)
+    tells(one, other, 0.0)
 
     seen = other.candidates(PREFILL, 0.0)
 
     assert seen.before(best_effort=True) is seen
-    np.testing.assert_allclose(seen.queue_at_pace_s(pace), [6.0, 0.0])
+    assert (waits(other, 0.0, best_effort=True), waits(other, 0.0, best_effort=False)) == (6.0, 2.0)
     before = seen.before(best_effort=False)
-    np.testing.assert_allclose(before.queue_at_pace_s(pace), [2.0, 0.0])
     np.testing.assert_allclose(before.in_flight_requests, [1, 0])
     np.testing.assert_allclose(before.in_flight_tokens, [60, 0])
     np.testing.assert_allclose(seen.decoding, [1, 0], err_msg="what waits does not decode")
+    np.testing.assert_allclose(seen.coming, [2, 0], err_msg="and will")
 
     one.prefilled(interactive, Work(60, 20, 2.0), 1.0)
     (share,) = one.shares(1.0)
-    assert (share.overtaken_requests, share.overtaken_tokens, share.overtaken_s) == (1, 50, 3.0)
+    assert (share.overtaken_requests, share.overtaken_tokens, share.ahead_s) == (1, 50, 0.0)
+
+
+def test_what_an_engine_has_done_of_best_effort_is_not_done_of_others() -> None:
+    """Nor where another router tells of it."""
+    one, other = members(), members()
+    worker = one.usable(PREFILL)[0]
+    one.acquire(worker, Work(50, 40, 10.0, best_effort=True), 0.0)
+    one.acquire(worker, Work(60, 20, 5.0), 9.0)
+    assert waits(one, 9.0, best_effort=False) == 5.0
+    assert waits(one, 9.0, best_effort=True) == 6.0
+    assert waits(one, 10.0, best_effort=False) == 4.0
+    tells(one, other, 10.0)
+    assert waits(other, 10.0, best_effort=False) == 4.0
+
+
+def test_a_worker_that_hangs_on_best_effort_is_late_for_all_whatever_came_and_went() -> None:
+    membership = members()
+    worker = membership.usable(PREFILL)[0]
+    membership.acquire(worker, Work(50, 40, 1.0, best_effort=True), 0.0)
+    for number in range(200):
+        work = Work(60, 20, 0.1 + number / 7)
+        membership.release(membership.acquire(worker, work, 0.0), work)
+    assert waits(membership, 0.5, best_effort=False) == 0.0
+    assert waits(membership, 30.0, best_effort=False) == waits(membership, 30.0, best_effort=True) > 0.0
+
+
+def test_a_router_that_tells_no_classes_apart_is_waited_for(others: OtherRouters) -> None:
+    others.heard("a", told(1), 0.0)
+    sums = others.of(WORKERS, 0.0)
+    assert sums is not None and (sums[Share.AHEAD_S, 0], sums[Share.OVERTAKEN, 0]) == (3.0, 0)
