@@ -89,7 +89,7 @@ class KeptCommand:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 async for line in process.stdout:
-                    event = _event(line)
+                    event = child_process.event(line)
                     on_event(event)
                     if event.get("event") == _UP[self._command]:
                         return event
@@ -97,12 +97,3 @@ class KeptCommand:
         except TimeoutError:
             await child_process.kill(process)
         return None
-
-
-def _event(line: bytes) -> dict[str, Any]:
-    """Empty for what is no event."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return {}
-    return event if isinstance(event, dict) else {}

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cluster_core.bound_child import bind_to_parent
 
@@ -48,3 +50,12 @@ async def kill(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     await process.wait()
+
+
+def event(line: bytes) -> Mapping[str, Any]:
+    """What a command with `--json` says; empty for a line that is no object."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -1,7 +1,6 @@
 """Processes of one command that are started again whenever they end, until whoever keeps them stops."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,8 @@ from control_plane.service import child_process
 logger = logging.getLogger(__name__)
 
 _MOST_LOG_BYTES = 16 << 20
+# As a shell says of a command that it cannot run.
+_NOT_STARTED = 126
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,11 @@ class KeptProcesses:
         pause_s = pauses.first_s
         while True:
             began_s = monotonic_s()
-            status = await self._run(number)
+            try:
+                status = await self._run(number)
+            except OSError as error:
+                logger.warning("%s %d cannot be started: %s", self._kept.what, number, error)
+                status = _NOT_STARTED
             self._on_change(number, {"event": "ended", "status": status})
             if not self._up[number].is_set():
                 self._ended_early.set()
@@ -127,7 +132,7 @@ class KeptProcesses:
             await process.stdin.drain()
         process.stdin.close()
         async for line in process.stdout:
-            event = _event(line)
+            event = child_process.event(line)
             self._error = str(event.get("error", self._error))
             if event.get("event") == "listening":
                 self.listening[number] = event
@@ -164,12 +169,3 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _event(line: bytes) -> Mapping[str, Any]:
-    """Empty for a line that is none."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return {}
-    return event if isinstance(event, dict) else {}

@@ -40,6 +40,15 @@ def test_sizes_that_make_no_sense_are_refused(given: list[str], says: str) -> No
         (["restart", "--address", "127.0.0.1:1"], "one after the other"),
         (["scale", "decode=1", "--address", "127.0.0.1:1,127.0.0.1:2"], "takes one router here"),
         (["route"], "service.name: must be that of the running service"),
+        (
+            ["route", "--set", "router.share_port=true", "--set", "router.admin_port=1"],
+            "`rachis route --processes` alone",
+        ),
+        (
+            ["serve", "--set", "router.share_port=true", "--set", "router.admin_port=1"],
+            "`rachis route --processes` alone",
+        ),
+        (["route", "--processes", "2", "--number", "1"], "--number: is one of several"),
         (["route", "--set", "service.name=chat"], "redis.url: must be that of the running service"),
     ],
 )

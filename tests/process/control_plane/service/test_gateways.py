@@ -108,6 +108,16 @@ async def test_one_that_cannot_start_is_tried_later_each_time_and_says_why(
     assert pauses[:4] == [0.01, 0.02, 0.04, 0.04][: len(pauses)]
 
 
+async def test_one_that_cannot_even_be_started_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = Gateways(GatewaySection(port=8123), "127.0.0.1:7421", tmp_path, ("/nowhere/at/all",), pauses=_SHORT)
+    made.start()
+    try:
+        await eventually(lambda: caplog.text.count("gateway 0 cannot be started") >= 3)
+    finally:
+        await made.stop()
+    assert not made.processes.pids
+
+
 async def test_they_end_while_one_pauses(tmp_path: Path) -> None:
     async with asyncio.timeout(60), running(tmp_path, _FAILS, Pauses(first_s=600.0)) as gateways:
         await eventually(lambda: gateways.processes.starts == 1)

@@ -1,0 +1,52 @@
+"""What a router has on a worker: whatever comes and goes in whatever order, nothing is left of it in the end."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from control_plane.fleet.loads import Load, Loads, Work
+
+SECONDS = st.sampled_from([0.0, 0.1, 1 / 3, 7.7])
+WORKS = st.builds(
+    Work,
+    st.integers(1, 99),
+    st.integers(0, 99),
+    SECONDS,
+    st.booleans(),
+    st.integers(0, 9),
+    st.booleans(),
+    st.booleans(),
+)
+# A new request, or (which of those there are, whether it is prefilled or ends).
+MOVES = st.lists(st.one_of(WORKS, st.tuples(st.integers(0, 99), st.booleans())), max_size=40)
+
+
+@given(MOVES)
+@settings(max_examples=200)
+def test_all_that_comes_is_counted_by_class_and_leaves_nothing(moves: list[Work | tuple[int, bool]]) -> None:
+    loads, there = Loads(), list[Work]()
+    row = loads.take_row()
+    for now_s, move in enumerate(moves):
+        if isinstance(move, Work):
+            loads.begin(row, move, now_s)
+            there.append(move)
+        elif there:
+            work = there.pop(move[0] % len(there))
+            if move[1] and work.expected_s:
+                loads.prefilled(row, work, now_s)
+                there.append(work.prefilled)
+            else:
+                loads.end(row, work)
+        waits = [work for work in there if work.best_effort and work.expected_s]
+        assert round(loads.value(row, Load.OVERTAKEN)) == len(waits)
+        assert round(loads.value(row, Load.OVERTAKEN_TOKENS)) == sum(work.tokens for work in waits)
+        ahead_s = sum(work.pending_s for work in there if not work.best_effort)
+        assert abs(loads.value(row, Load.AHEAD_S) - ahead_s) < 1e-9
+        assert (loads.value(row, Load.AHEAD_S) == 0) == (ahead_s == 0), "a residue would make a worker late"
+    for work in there:
+        loads.end(row, work)
+    left = {each.name: loads.value(row, each) for each in Load if each not in PASSING}
+    assert {name for name, value in left.items() if abs(value) > 1e-9} == set()
+
+
+# Points in time, and the number of the last placement.
+PASSING = {Load.PROGRESS_S, Load.AHEAD_PROGRESS_S, Load.ARRIVING_UNTIL_S, Load.TURN}
