@@ -12,8 +12,8 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_core.errors import StartError
-from command_line.serve import StartService, serve
+from cluster_core.errors import ConfigError, StartError
+from command_line.serve import StartService, serve, serve_command
 from tests.fakes.broken_streams import BROKEN_STREAMS, broken_stream
 
 
@@ -168,3 +168,9 @@ def test_where_http_is_served_is_said_once_it_is(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     said = json.dumps({"event": "http", "url": "http://127.0.0.1:8000"}) if as_json else "HTTP on http://127.0.0.1:8000"
     assert said in lines
+
+
+def test_a_service_shares_its_port_with_nobody() -> None:
+    given = ["router.share_port=true", "router.admin_port=1"]
+    with pytest.raises(ConfigError, match="is set by `rachis route --processes` alone"):
+        serve_command(assignments=given)
