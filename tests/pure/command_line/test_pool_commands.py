@@ -44,7 +44,6 @@ def test_sizes_that_make_no_sense_are_refused(given: list[str], says: str) -> No
             ["route", "--set", "router.share_port=true", "--set", "router.admin_port=1"],
             "`rachis route --processes` alone",
         ),
-        ("`rachis route --processes` alone",),
         (["route", "--processes", "2", "--number", "1"], "--number: is one of several"),
         (["route", "--set", "service.name=chat"], "redis.url: must be that of the running service"),
     ],
