@@ -3,10 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cluster_core.engine_reports import EngineCosts
+
+Floats: TypeAlias = "NDArray[np.float64]"
 
 # Of its weight a measurement keeps so much with each later one of its kind: about the last 50 count.
 _KEEP = 0.98
@@ -92,6 +96,8 @@ class _Plane:
         # None: to be solved when they are asked for.
         self._values: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
         self._unsolved = 0
+        # No more of a step is fixed.
+        self.most_fixed_s = math.inf
 
     def add(self, seconds: float, one: float, other: float, step_s: float) -> None:
         """step_s: of the whole step, whatever else is in it: an error counts as a share of that."""
@@ -130,16 +136,25 @@ class _Plane:
         scale = np.sqrt(np.maximum((rows * rows).sum(axis=0), _TINY))
         rows = rows / scale
         squares, products = rows.T @ rows, rows.T @ seconds
-        solution = np.zeros(3)
-        kept = [0, 1, 2]
-        while kept:
-            part = np.linalg.solve(squares[np.ix_(kept, kept)] + np.diag(_RIDGE[kept]), products[kept])
-            if (part >= 0).all():
-                solution[kept] = part
-                break
-            del kept[int(part.argmin())]
+        solution = _not_negative(squares, products, [0, 1, 2])
+        most = self.most_fixed_s * scale[0]
+        if solution[0] > most:
+            solution = _not_negative(squares, products - squares[0] * most, [1, 2])
+            solution[0] = most
         fixed, each, pair = (solution / scale).tolist()
         return fixed, each, pair
+
+
+def _not_negative(squares: Floats, products: Floats, kept: list[int]) -> Floats:
+    """Least squares by the normal equations; what is not kept is 0."""
+    solution = np.zeros(len(products))
+    while kept:
+        part = np.linalg.solve(squares[np.ix_(kept, kept)] + np.diag(_RIDGE[kept]), products[kept])
+        if (part >= 0).all():
+            solution[kept] = part
+            break
+        del kept[int(part.argmin())]
+    return solution
 
 
 @dataclass(slots=True)
@@ -190,6 +205,7 @@ class StepCosts:
             if decoding:
                 self._decode.add(seconds, 1)
                 self._decode_plane.add(seconds, decoding, context_tokens, seconds)
+                self._prefill.most_fixed_s = self._decode_plane.seconds(1, 0)
                 self._costs = None
             return
         self._costs = None

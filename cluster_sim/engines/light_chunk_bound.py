@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from cluster_sim.engines.light_request import LightRequest
 from decode_worker.step_bound import ALPHA, PromptWork, StepRoom, bounded_chunk, spare_s
 
+# Of the prompts that wait, how many the bound looks at; the service's looks at as many.
+SEEN_WAITING = 64
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkBound:

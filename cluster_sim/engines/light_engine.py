@@ -13,16 +13,17 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from cluster_core.engine_jobs import SessionMode
 from cluster_core.engine_reports import EngineCosts
 from cluster_sim.costs.step_work import CostModel, StepWork
 from cluster_sim.engines.block_cache import BlockCache
 from cluster_sim.engines.engine import EngineTotals, Outcome, OutcomeKind, SimInput, SimJob
-from cluster_sim.engines.light_chunk_bound import ChunkBound
+from cluster_sim.engines.light_chunk_bound import SEEN_WAITING, ChunkBound
 from cluster_sim.engines.light_host_link import HostLink
 from cluster_sim.engines.light_leap import Leap
-from cluster_sim.engines.light_request import ALL, At, LightRequest, computable, place_in
+from cluster_sim.engines.light_request import ALL, At, LightRequest, chunks, computable, place_in
 from cluster_sim.engines.shared_reads import Readers
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.tiers.settings import TierSettings
@@ -174,6 +175,11 @@ class LightEngine:
 
     def _enter(self, request: LightRequest, now_s: float) -> None:
         self._now_s = request.entered_s = now_s
+        if not request.job.pulls:
+            # Until it is admitted: what the bound on a step takes it for.
+            match = self._cache.match(request.hashes)
+            cached = (len(match.device) + len(match.host)) * self._settings.block_tokens
+            request.computed = max(0, min(cached, request.known - 1))
         self._requests[request.job.number] = request
         self._waiting.insert(place_in(self._waiting, request, pulled_first=self._settings.pulled_first), request)
         self._too_few = -1 if self._waiting[0] is request else self._too_few
@@ -188,9 +194,15 @@ class LightEngine:
             self._leap = self._next_leap(now_s)
 
     def _admit(self, now_s: float) -> bool:
+        """A prompt is once those before it leave some of a step's tokens, and finds what they have computed by then."""
         admitted = False
+        budget: int | None = None
         while self._waiting and self._running < self._settings.max_running_requests:
             request = self._waiting[0]
+            if self._prefilling and not request.job.pulls:
+                budget = self._budget(now_s) if budget is None else budget
+                if sum(each.known - each.computed for each in self._prefilling) >= budget:
+                    break
             obtainable = self._cache.obtainable
             if obtainable <= self._too_few or not self._take_blocks(request):
                 self._too_few = max(obtainable, self._too_few)
@@ -274,9 +286,9 @@ class LightEngine:
 
     def _next_leap(self, now_s: float) -> Leap | None:
         decoding = len(self._decoding)
-        chunks = self._chunks(self._budget(now_s))
-        if chunks:
-            return Leap(now_s, self._mixed_step_s(chunks), 0.0, 1, chunks, decoding)
+        computed = chunks(self._prefilling, self._budget(now_s))
+        if computed:
+            return Leap(now_s, self._mixed_step_s(computed), 0.0, 1, computed, decoding)
         if not decoding:
             return None
         steps = min(request.left for request in self._decoding)
@@ -293,28 +305,18 @@ class LightEngine:
         bound = self._settings.chunk_bound
         if bound is None or not self._prefilling:
             return budget
+        prompts = [*self._prefilling, *(each for each in islice(self._waiting, SEEN_WAITING) if not each.job.pulls)]
         return bound.tokens(
-            lambda tokens: self._mixed_step_s(self._chunks(tokens)), budget, self._prefilling, self._decoding, now_s
+            lambda tokens: self._mixed_step_s(chunks(prompts, tokens)), budget, prompts, self._decoding, now_s
         )
 
-    def _mixed_step_s(self, chunks: Sequence[tuple[LightRequest, int]]) -> float:
+    def _mixed_step_s(self, computed: Sequence[tuple[LightRequest, int]]) -> float:
         """Of a step that computes these beside all that decodes."""
-        tokens = sum(each for _, each in chunks)
-        pairs = sum(each * (request.computed + each / 2) for request, each in chunks)
+        tokens = sum(each for _, each in computed)
+        pairs = sum(each * (request.computed + each / 2) for request, each in computed)
         read = self._context - self._readers.repeated_tokens
         work = StepWork(tokens, pairs, len(self._decoding), self._context, read)
         return self._model.step_s(work) * self._factor
-
-    def _chunks(self, budget: int) -> tuple[tuple[LightRequest, int], ...]:
-        chunks = []
-        for request in self._prefilling:
-            if not budget:
-                break
-            tokens = min(budget, request.known - request.computed)
-            if tokens > 0:
-                chunks.append((request, tokens))
-                budget -= tokens
-        return tuple(chunks)
 
     def _cut(self, now_s: float) -> None:
         """Steps that have not begun do not happen as planned; the one under way is finished."""

@@ -1,6 +1,6 @@
 """A job in the light engine: where it stands, what it holds and what is left of it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -69,3 +69,16 @@ def computable(job: SimJob, last: SimInput) -> int:
 def place_in(queue: Collection[LightRequest], request: LightRequest, *, pulled_first: bool) -> int:
     """At the end of a queue; pulled_first: of a request whose KV is pulled, before all that compute their prompts."""
     return sum(each.job.pulls for each in queue) if pulled_first and request.job.pulls else len(queue)
+
+
+def chunks(prompts: Iterable[LightRequest], budget: int) -> tuple[tuple[LightRequest, int], ...]:
+    """Of these in their order, so many tokens."""
+    found = []
+    for request in prompts:
+        if not budget:
+            break
+        tokens = min(budget, request.known - request.computed)
+        if tokens > 0:
+            found.append((request, tokens))
+            budget -= tokens
+    return tuple(found)

@@ -51,22 +51,23 @@ def both_view(
         queue_s=workers.queue_at_pace_s(share_for_prompts(step_s, objectives), best_effort=question.best_effort),
         step_s=step_s,
         step_with_s=step_with_s,
-        wait_s=_wait_s(workers, question, view.device, step_s),
+        wait_s=_wait_s(workers, question, view, step_s),
         pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
         is_prefill_heavy=np.arange(len(workers)) < prefill_heavy,
         passes=passing(question, view),
     )
 
 
-def _wait_s(workers: Candidates, question: Question, on_device: Floats, step_s: Floats) -> Floats:
+def _wait_s(workers: Candidates, question: Question, view: PoolView, step_s: Floats) -> Floats:
     """Until so much has ended that there is a place and memory: answers end one after the other, each after as many
     steps as it has tokens."""
     fixed = workers.fixed
     decoding = np.maximum(workers.decoding, 1.0)
     lasting_s = workers.answer_tokens / decoding * step_s
     places = np.maximum(workers.in_flight_requests + 1 - fixed.max_running_requests, 0.0)
-    free = fixed.total_tokens - workers.in_flight_tokens
-    missing = np.maximum(question.prompt_tokens + question.max_tokens - on_device - free, 0.0)
+    # What requests have in common lies in memory once, what this one has with them as well.
+    free = fixed.total_tokens - workers.in_flight_tokens + view.repeated
+    missing = np.maximum(question.prompt_tokens + question.max_tokens - view.shared - free, 0.0)
     missing = np.where(fixed.total_tokens > 0, missing, 0.0)
     ends = np.maximum(places, missing / np.maximum(workers.decoding_tokens / decoding, 1.0))
     wait_s: Floats = np.where(workers.decoding > 0, ends * lasting_s / decoding, 0.0)

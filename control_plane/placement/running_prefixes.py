@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kv_transfer.claims.prefix_chunks import Keys
 
-_STEPS = tuple(sorted({*(1 << power for power in range(24)), *(3 << power for power in range(23))}))
+MARKS = tuple(sorted({*(1 << power for power in range(24)), *(3 << power for power in range(23))}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +27,33 @@ class RunningPrefixes:
 
     def __init__(self) -> None:
         self._by_key: dict[int, dict[str, int]] = {}
+        # By worker, the chunks that more than one of its requests has, as often as they do but for the first time.
+        self.repeated: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def add(self, worker_id: str, keys: Keys) -> None:
-        for _, key in _marks(keys):
+        above = 0
+        for chunks, key in _marks(keys):
             workers = self._by_key.setdefault(key, {})
-            workers[worker_id] = workers.get(worker_id, 0) + 1
+            workers[worker_id] = requests = workers.get(worker_id, 0) + 1
+            if requests > 1:
+                self.repeated[worker_id] = self.repeated.get(worker_id, 0) + chunks - above
+            above = chunks
 
     def remove(self, worker_id: str, keys: Keys) -> None:
-        for _, key in _marks(keys):
+        above = 0
+        for chunks, key in _marks(keys):
             workers = self._by_key[key]
             workers[worker_id] -= 1
-            if not workers[worker_id]:
+            if workers[worker_id]:
+                self.repeated[worker_id] -= chunks - above
+                if not self.repeated[worker_id]:
+                    del self.repeated[worker_id]
+            else:
                 del workers[worker_id]
+            above = chunks
             if not workers:
                 del self._by_key[key]
 
@@ -59,7 +71,7 @@ class RunningPrefixes:
 
 def _marks(keys: Keys) -> Iterator[tuple[int, int]]:
     """Depths in chunks, and the keys there."""
-    for chunks in _STEPS:
+    for chunks in MARKS:
         if chunks > len(keys):
             return
         yield chunks, int(keys[chunks - 1])

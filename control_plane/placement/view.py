@@ -24,6 +24,9 @@ class PoolView:
     # What the prompt has in common with requests that run or wait there, as far as this router knows; with how many.
     shared: Floats
     sharers: Floats
+    # Of the tokens in flight there, what several of this router's requests have in common, but for the first of them:
+    # it lies in memory once.
+    repeated: Floats
     # The index is too old to be believed: load alone decides.
     is_stale: bool = False
     # Seconds of engine time above which a prefill is long: see `long_prompts`.
@@ -34,6 +37,11 @@ class PoolView:
         """These workers prefill and decode."""
         return any(each.pool == wire.POOL_SHARED for each in self.candidates.workers)
 
+    @property
+    def occupied_tokens(self) -> Floats:
+        """Of each worker's KV, what the requests in flight take."""
+        return self.candidates.in_flight_tokens - self.repeated
+
     def uncached(self, prompt_tokens: int) -> Floats:
         """Prompt tokens that would have to be computed; at least the last one always is."""
         return np.maximum(prompt_tokens - self.device - self.host, 1.0)
@@ -41,5 +49,5 @@ class PoolView:
 
 def unknown_prompt(pool: Pool, candidates: Candidates, *, is_stale: bool = False, long_s: float = math.inf) -> PoolView:
     """A pool in which nobody has anything of the prompt."""
-    device, host, shared, sharers = np.zeros((4, len(candidates)))
-    return PoolView(pool, candidates, device, host, shared, sharers, is_stale, long_s)
+    device, host, shared, sharers, repeated = np.zeros((5, len(candidates)))
+    return PoolView(pool, candidates, device, host, shared, sharers, repeated, is_stale, long_s)

@@ -42,7 +42,9 @@ class ViewBuilder:
         view = unknown_prompt(pool, candidates, is_stale=is_stale, long_s=long_s)
         if not is_stale and len(candidates) and len(keys):
             self._fill_in(view, keys, now_s)
-        for column in (view.device, view.host, view.shared, view.sharers):
+        if repeated := self._running.repeated:
+            view.repeated[:] = [repeated.get(each.worker_id, 0) * self._chunk_tokens for each in candidates.workers]
+        for column in (view.device, view.host, view.shared, view.sharers, view.repeated):
             column.flags.writeable = False
         return view
 

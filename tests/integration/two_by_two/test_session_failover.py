@@ -32,7 +32,8 @@ async def test_a_session_goes_on_when_its_prefill_worker_is_killed(two_by_two: T
             reopened = await collected(session, prompt[1400:])
         second = reopened.completion.route.prefill_worker_id
         assert {first, second} == {"prefill-0", "prefill-1"}
-        assert reopened.completion.route.handoff in HANDED_OFF
+        # A decode worker that is late, on a busy machine, computes the prompt rather than wait for its blocks.
+        assert reopened.completion.route.handoff in (*HANDED_OFF, generation.HANDOFF_OUTCOME_RECOMPUTED)
         # Of what the first worker knew it computed all but the last token.
         assert reopened.completion.session.tokens.computed_tokens == 699 + 1500
         assert reopened.token_ids == expected.token_ids

@@ -259,14 +259,25 @@ def test_for_a_first_token_that_is_late_already_a_step_takes_what_the_decode_has
     assert answer_s / (LONG_ANSWER - 1) < 1.1 * 0.012, "but for steps of at least 5 tokens"
 
 
-@pytest.mark.parametrize(("pulled_first", "at_s"), [(False, 0.6), (True, 0.4)])
+def test_a_prompt_finds_what_one_before_it_computes_meanwhile() -> None:
+    """Two turns of a conversation at once, in steps of 100 tokens: the second computes its own 50 alone."""
+    made = engine(Costs(), max_batched_tokens=100)
+    made.add(job(1, 400, name=1), 0.0)
+    made.add(job(2, 450, name=1), 0.0)
+    told = played(made)
+    assert told[1][0].at_s == pytest.approx(0.4)
+    assert told[2][0].at_s == pytest.approx(0.45, abs=0.011)
+    assert made.totals.prefill_tokens == 450
+
+
+@pytest.mark.parametrize(("pulled_first", "at_s"), [(False, 0.8), (True, 0.5)])
 def test_a_request_whose_kv_has_been_pulled_waits_for_no_prompt_where_it_comes_first(
     pulled_first: bool, at_s: float
 ) -> None:
     """The first prompt is in its step when the KV lands, the second stands before the pulled request."""
-    made = engine(Costs(), max_batched_tokens=200, pulled_first=pulled_first)
-    for number in (1, 2):
-        made.add(job(number, 200), 0.0)
+    made = engine(Costs(), max_batched_tokens=300, pulled_first=pulled_first)
+    for number, tokens in ((1, 200), (2, 400)):
+        made.add(job(number, tokens), 0.0)
     made.add(job(3, 50, 2, pulls=True), 0.0)
     made.landed(3, 0.0)
     made.add(job(4, 200), 0.0)

@@ -79,6 +79,22 @@ def test_a_long_prompt_is_priced_right_after_a_thousand_short_pieces() -> None:
     assert priced == pytest.approx(0.002 + 80_000 * 25e-6 + 80_000**2 / 2 * 1e-9, rel=0.05)
 
 
+def test_pieces_of_one_size_do_not_make_a_long_prompt_seem_to_take_no_time_where_decodes_tell_what_any_step_takes() -> (
+    None
+):
+    """Conversations continued by pieces of about one length: their steps do not tell tokens from what is fixed."""
+    costs = StepCosts()
+    for number in range(40):
+        costs.stepped(0.008 + 4 * 5e-5, [], 4, 4 * 60_000)
+        tokens = 1990 + number % 3
+        costs.stepped(0.006 + tokens * 25e-6 + tokens * (60_000 + tokens / 2) * 1e-9, [(60_000, tokens)], 0)
+    found = costs.costs()
+    priced = found.prefill_s + 130_000 * found.prefill_s_per_token + 130_000**2 / 2 * found.prefill_s_per_pair
+    assert priced == pytest.approx(130_000 * 25e-6 + 130_000**2 / 2 * 1e-9, rel=0.5)
+    piece = found.prefill_s + 2000 * found.prefill_s_per_token + 2000 * 61_000 * found.prefill_s_per_pair
+    assert piece == pytest.approx(0.178, rel=0.02), "and what came is priced right"
+
+
 def test_what_was_measured_of_one_size_fades_with_steps_of_others() -> None:
     """A GPU that has become twice as fast is believed, though nothing long has come since."""
     costs = StepCosts()

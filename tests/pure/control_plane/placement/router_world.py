@@ -67,15 +67,22 @@ class RouterWorld:
 
     def costs(self, worker: str, costs: wire.WorkerCosts) -> None:
         """It has measured these."""
-        records = [member.registration for member in self.membership.members()]
-        for record in records:
-            if record.worker_id == worker:
-                record.costs.CopyFrom(costs)
-        self.membership.replace(records)
+        self._registers(worker, wire.WorkerRegistration(costs=costs))
+
+    def blocks(self, worker: str, blocks: int) -> None:
+        """It has memory for so many, all of them free."""
+        self._registers(worker, wire.WorkerRegistration(load=wire.WorkerLoad(free_blocks=blocks, total_blocks=blocks)))
 
     def without(self, pool: wire.Pool.ValueType) -> None:
         """The workers of this pool leave."""
         self.membership.replace([_record(name) for name, its in POOLS.items() if its != pool])
+
+    def _registers(self, worker: str, told: wire.WorkerRegistration) -> None:
+        records = [member.registration for member in self.membership.members()]
+        for record in records:
+            if record.worker_id == worker:
+                record.MergeFrom(told)
+        self.membership.replace(records)
 
     @property
     def ledger(self) -> Ledger:

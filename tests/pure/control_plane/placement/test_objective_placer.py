@@ -16,7 +16,7 @@ from control_plane.placement.explanation import explained
 from control_plane.placement.flight import Flight
 from control_plane.placement.objective_placer import BothRules, ObjectivePlacer
 from control_plane.placement.placer import Placer
-from tests.pure.control_plane.placement.router_world import DECODE, PREFILL, RouterWorld, prompt
+from tests.pure.control_plane.placement.router_world import CHUNK, DECODE, PREFILL, RouterWorld, prompt
 
 # A millisecond a token: a prompt of 160 tokens takes 160 ms.
 INTERACTIVE, BEST_EFFORT = RequestClass.INTERACTIVE, RequestClass.BEST_EFFORT
@@ -199,6 +199,27 @@ def test_room_that_best_effort_waits_for_is_there_for_others() -> None:
     view = placer.weighed(asked(world, 2, 0))
     assert view[0].missed == 0
     assert placer.weighed(asked(world, 3, 1))[0].ttft_s > 10 * view[0].ttft_s
+
+
+def test_what_shares_its_prompt_with_what_decodes_waits_for_no_memory() -> None:
+    """Each worker has room for 1,008 tokens and two requests of 472, of whose prompts 384 tokens are the same."""
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    shared = prompt(1, 24 * CHUNK)
+    for name in ("d0", "d1"):
+        world.blocks(name, 63)
+        world.holds(name, shared)
+    for number in range(4):
+        job = world.job([*shared, *prompt(10 + number, 5 * CHUNK)])
+        placement = placer.place(job, DECODE, prefills=True)
+        assert placement is not None
+        placer.begin(placement).prefilled()
+    phi = 1 - 0.012 / 0.095
+    sharing, another = (
+        placer.weighed(world.job(tokens))[0].ttft_s * phi
+        for tokens in ([*shared, *prompt(20, 16 * CHUNK)], prompt(30, 40 * CHUNK))
+    )
+    assert sharing == pytest.approx(0.256)
+    assert another > 0.64 + 0.01
 
 
 @pytest.mark.parametrize(

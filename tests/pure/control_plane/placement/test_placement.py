@@ -22,7 +22,7 @@ from control_plane.placement import terms as placement_terms
 from control_plane.placement.disaggregation import Prices, Reason
 from control_plane.placement.long_prompts import LongPrompts
 from control_plane.placement.policy import Decision, PlacementPolicy, Question
-from control_plane.placement.running_prefixes import RunningPrefixes, Shared
+from control_plane.placement.running_prefixes import MARKS, RunningPrefixes, Shared
 from control_plane.placement.terms import POLICIES, make_policy
 from control_plane.placement.view import PoolView, unknown_prompt
 from kv_transfer.claims.prefix_chunks import chunk_keys
@@ -297,6 +297,49 @@ def test_running_prefixes_are_found_to_the_depth_below_what_is_shared() -> None:
     running.remove("a", first)
     running.remove("b", second)
     assert len(running) == 0, "nothing is left behind"
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.integers(0, 40)), max_size=12), st.data())
+def test_what_requests_have_in_common_is_counted_once_for_each_but_the_first(
+    requests: list[tuple[str, int, int]], data: st.DataObject
+) -> None:
+    """Prompts branch off one another at marked depths, so that what is shared is found exactly."""
+    prompts = [
+        (
+            worker,
+            np.array([*range(1, 16 + 1)][:common] + [1000 * number + each for each in range(own)], dtype=np.uint64),
+        )
+        for number, (worker, common, own) in enumerate(requests, 1)
+    ]
+    running = RunningPrefixes()
+    for worker, keys in prompts:
+        running.add(worker, keys)
+    gone = data.draw(st.lists(st.sampled_from(range(len(prompts))), unique=True)) if prompts else []
+    for number in gone:
+        running.remove(*prompts[number])
+    left = [each for number, each in enumerate(prompts) if number not in gone]
+    for worker in "ab":
+        its = [keys for name, keys in left if name == worker]
+        marked = [{int(keys[depth - 1]): depth for depth in MARKS if depth <= len(keys)} for keys in its]
+        counted = sum(max(each.values(), default=0) for each in marked)
+        distinct = {key: depth for each in marked for key, depth in each.items()}
+        below = {key: max((mark for mark in MARKS if mark < depth), default=0) for key, depth in distinct.items()}
+        once = sum(depth - below[key] for key, depth in distinct.items())
+        assert running.repeated.get(worker, 0) == counted - once
+    for number, each in enumerate(prompts):
+        if number not in gone:
+            running.remove(*each)
+    assert not running.repeated and not len(running)
+
+
+def test_memory_that_requests_share_is_free_for_others() -> None:
+    """Ten of 1,000 tokens, 900 of them in common, on a worker with room for 10,000."""
+    among = pool({"a": {Load.REQUESTS: 10, Load.TOKENS: 10_000}})
+    alone, together = (
+        make_policy("hotness", DECODE).choose(THOUSAND, having(among, repeated=[shared]), random.Random(0)).terms
+        for shared in (0, 9 * 900)
+    )
+    assert together["memory"][0] > alone["memory"][0]
 
 
 # Disaggregation.
