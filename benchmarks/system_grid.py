@@ -4,9 +4,10 @@ Every set-up gets the same requests on the same GPUs, simulated by `cluster_sim`
     pools_25 ...    separate pools, so many percent of the workers prefill; placement by hotness, conditional
     shared          workers that do both, by hotness with a term for the queue of prompts
     lmetric         the same workers, placed by LMetric (arXiv:2603.15202)
+    deflection_50   the same workers, half of which prefill, by prefill deflection (arXiv:2607.02043): bounded chunks
     hybrid          the same workers by the objectives: bounded chunks, decodes bound late, early refusal
 In all of them a request whose KV has been pulled comes before prompts. The objectives are nothing to the first three:
-one run of theirs tells all cells of a rate. The hybrid is run for each cell, around what the best other carries.
+one run of theirs tells all cells of a rate. The last two are run for each cell, around what the best other carries.
 
 `capacity` is the rate, a second and worker, up to which at least `ATTAINMENT` of the requests keep both objectives,
 linear between the rates of the sweep; who is refused has not kept them. A ratio is the hybrid's capacity over that of
@@ -25,6 +26,11 @@ from cluster_sim.scenario import Scenario, make_world, workload_of
 
 ATTAINMENT = 0.9
 HYBRID = "hybrid"
+DEFLECTION = "deflection_50"
+_OF_OBJECTIVES: Mapping[str, Mapping[str, Any]] = {
+    DEFLECTION: {"rule": "deflection", "prefill_heavy": 0.5, "refuses": False},
+    HYBRID: {},
+}
 _WARM_UP = 0.25
 _ALPHA = 0.95
 _BEYOND = 1.5
@@ -89,7 +95,7 @@ class GridStudy:
 
     @property
     def steps(self) -> int:
-        """Of progress: a rate of one of the others, or a cell of the hybrid."""
+        """Of progress: a rate of one of the others, or a cell of those that go by its objectives."""
         return len(self.sizes) * (len(self.others) * len(self.rates) + len(self.cells))
 
 
@@ -142,9 +148,11 @@ def _others_run(study: GridStudy, size: int, run: tuple[str, float]) -> list[flo
 def _cell(study: GridStudy, size: int, asked: tuple[tuple[float, float], Mapping[str, float]]) -> dict[str, Any]:
     """asked: the objectives, and what each of the others carries under them."""
     (ttft_s, tpot_ms), carried = asked
+    deflected = _OfCell(DEFLECTION, study, size, ttft_s, tpot_ms).shares(max(carried.values()))
+    carried = {**carried, DEFLECTION: capacity(tuple(deflected), list(deflected.values()))}
     best = max(carried, key=lambda name: carried[name])
-    hybrid = _Hybrid(study, size, ttft_s, tpot_ms)
-    found = around(study.rates, carried[best], hybrid.attainment)
+    hybrid = _OfCell(HYBRID, study, size, ttft_s, tpot_ms)
+    found = hybrid.shares(carried[best])
     own = capacity(tuple(found), list(found.values()))
     return {
         "workers": size,
@@ -159,15 +167,20 @@ def _cell(study: GridStudy, size: int, asked: tuple[tuple[float, float], Mapping
     }
 
 
-class _Hybrid:
-    """One cell's."""
+class _OfCell:
+    """A set-up that goes by the objectives of one cell."""
 
-    def __init__(self, study: GridStudy, size: int, ttft_s: float, tpot_ms: float) -> None:
-        self._simulate = partial(simulate, study, HYBRID, size, objectives=(ttft_s, tpot_ms))
+    def __init__(self, name: str, study: GridStudy, size: int, ttft_s: float, tpot_ms: float) -> None:
+        self._simulate = partial(simulate, study, name, size, objectives=(ttft_s, tpot_ms))
+        self._study = study
         self._seeds = study.seeds
         self._tpot_ms = tpot_ms
 
-    def attainment(self, rate: float) -> float:
+    def shares(self, start: float) -> dict[float, float]:
+        """By rate, of the requests that keep both objectives; around this rate."""
+        return around(self._study.rates, start, self._attainment)
+
+    def _attainment(self, rate: float) -> float:
         return fmean(self._simulate(rate, seed).attainment for seed in self._seeds)
 
     def at(self, rate: float) -> dict[str, float | None]:
@@ -212,10 +225,10 @@ def around(rates: Sequence[float], start: float, share_at: Callable[[float], flo
 def simulate(
     study: GridStudy, name: str, size: int, rate: float, seed: int, objectives: tuple[float, float] = (5.0, 50.0)
 ) -> Figures:
-    """One run. rate: of each worker. objectives: (TTFT in s, TPOT in ms) of the hybrid; the others have all cells'."""
+    """One run. rate: of each worker. objectives: (TTFT in s, TPOT in ms) of what goes by them; others have all."""
     scenario = Scenario.model_validate(_scenario(study, name, size, rate, seed, objectives))
     workload = workload_of(scenario)
-    cells = () if name == HYBRID else tuple((ttft_s, tpot_ms / 1000) for ttft_s, tpot_ms in study.cells)
+    cells = () if name in _OF_OBJECTIVES else tuple((ttft_s, tpot_ms / 1000) for ttft_s, tpot_ms in study.cells)
     return make_world(scenario, block_tokens=workload.block_tokens, objectives=cells).run(workload)
 
 
@@ -241,10 +254,10 @@ def _scenario(
         "cost_model": study.cost_model,
         "pools": {
             "prefill": {"workers": prefill},
-            "decode": {**decode, "chunk_bound": _ALPHA} if name == HYBRID else decode,
+            "decode": {**decode, "chunk_bound": _ALPHA} if name in _OF_OBJECTIVES else decode,
         },
         "placement": {"policy": "lmetric" if name == "lmetric" else "hotness", "disaggregation": "conditional"},
-        "both": {} if name == HYBRID else None,
+        "both": _OF_OBJECTIVES.get(name),
         "warm_up_s": study.seconds * _WARM_UP,
         "slo": {"ttft_ms": objectives[0] * 1000, "tpot_ms": objectives[1]},
         "workload": {

@@ -6,7 +6,7 @@ decode worker at its first token. A request that no choice is in time for is ref
 is answered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,13 +38,14 @@ _NOBODY: frozenset[tuple[str, int]] = frozenset()
 class BothRules:
     """objectives: of those that are not best effort. costs: of steps that decode; None: as each worker has measured
     them. prefill_heavy: share of the workers; None: as many as what is asked for needs. refuses: what cannot keep TTFT.
-    best_effort_ttft_s: None: that of the others."""
+    best_effort_ttft_s: None: that of the others. choices: all that there are for a request, best first."""
 
     objectives: Objectives
     costs: DecodeCosts | None = None
     prefill_heavy: float | None = None
     refuses: bool = True
     best_effort_ttft_s: float | None = None
+    choices: Callable[[BothView, Objectives], list[Choice]] = by_objective.choices
 
     def objectives_of(self, *, best_effort: bool) -> Objectives:
         """A step is of all who decode in it, so that its bound is the same for both."""
@@ -132,7 +133,7 @@ class ObjectivePlacer(Placer):
         return Placement(worker, Work(job.tokens, answer_tokens=job.max_tokens), self._prompt(job), job.scope)
 
     def _choices(self, view: BothView, priority: int) -> list[Choice]:
-        return by_objective.choices(view, self.both.objectives_of(best_effort=is_best_effort(priority)))
+        return self.both.choices(view, self.both.objectives_of(best_effort=is_best_effort(priority)))
 
     def _says_ttft(self, asked: RequestClass) -> str:
         """The key that says it, and its value."""

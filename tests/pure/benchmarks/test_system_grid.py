@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import system_grid
-from benchmarks.system_grid import EFFORTS, HYBRID, GridStudy, around, capacity, measure
+from benchmarks.system_grid import DEFLECTION, EFFORTS, HYBRID, GridStudy, around, capacity, measure
 from cluster_core.errors import ConfigError
 from cluster_sim.reports.figures import Histogram
 from command_line.bench.system_grid_run import Options, study_of
@@ -82,6 +82,9 @@ def test_each_cell_is_compared_with_the_best_other_and_the_worst_cell_is_told(mo
     # Carried up to 2.1 and 3.1: at the next rate nobody keeps them.
     assert first["ratio"] == result["worst_ratio"] == result["core_ratio"] == pytest.approx(3.1 / 2.1, abs=1e-3)
     assert (result["lost_cells"], first["tpot_p99_over_objective"]) == (0, pytest.approx(1.2, rel=0.01))
+    monkeypatch.setattr(system_grid, "simulate", kept({"pools_50": 1.0, DEFLECTION: 3.0, HYBRID: 2.0}))  # Likewise.
+    deflected = measure(STUDY, lambda text: None)
+    assert ({cell["best_other"] for cell in deflected["cells"]}, deflected["lost_cells"]) == ({DEFLECTION}, 2)
 
 
 def test_a_cell_that_nobody_else_carries_has_no_ratio_and_one_that_the_hybrid_does_not_is_lost(

@@ -1,14 +1,9 @@
 """Placement by the objectives, by hand: what each way is expected to cost, and which one is taken."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from cluster_core.ids import WorkerId
-from control_plane.model.worker_snapshot import WorkerSnapshot
 from control_plane.placement.by_objective import (
-    BothView,
     Choice,
     Objectives,
     Refusal,
@@ -18,33 +13,10 @@ from control_plane.placement.by_objective import (
     decide,
     share_for_prompts,
 )
-from tests.pure.control_plane.placement.router_world import DECODE
+from tests.pure.control_plane.placement.both_views import view
 
 # A step may last 80 ms, a first token is planned within 0.95 s.
 OBJECTIVES = Objectives(ttft_s=1.0, tpot_s=0.1, alpha=0.8)
-COLUMNS = {
-    "cached_tokens": 0.0,
-    "own_s": 0.1,
-    "queue_s": 0.0,
-    "step_s": 0.0,
-    "step_with_s": 0.01,
-    "wait_s": 0.0,
-    "pull_s": 0.02,
-}
-
-
-def view(*workers: dict[str, float]) -> BothView:
-    """Of each worker what differs from an idle one; `heavy` and `passes` too."""
-    columns: dict[str, Any] = {
-        name: np.array([each.get(name, usual) for each in workers], dtype=float) for name, usual in COLUMNS.items()
-    }
-    return BothView(
-        workers=[WorkerSnapshot(WorkerId(f"w{row}"), 1, DECODE, f"host:{row}") for row in range(len(workers))],
-        prompt_tokens=1000,
-        is_prefill_heavy=np.array([bool(each.get("heavy", 0)) for each in workers]),
-        passes=np.array([bool(each.get("passes", 1)) for each in workers]),
-        **columns,
-    )
 
 
 def taken(*workers: dict[str, float], refuses: bool = True) -> tuple[str, Way]:
