@@ -26,8 +26,8 @@ from control_plane.access.api_keys import ApiKey, parsed
 from control_plane.access.key_file import edit
 from tests.process.control_plane.access.certified_world import Certified, told
 
-# What is no answer by then hangs.
-BOUND_S = 60.0
+# What is no answer by then hangs. Campaigns yield to all others, on a machine that has more than enough of them.
+BOUND_S = 300.0
 PROMPT = "nobody but its tenant reads this prompt"
 # What a client may be told that is not served: no other status, and no connection.
 _REFUSED = ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED")

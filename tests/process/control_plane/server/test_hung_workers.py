@@ -81,10 +81,14 @@ async def test_a_suspect_worker_serves_again_while_the_registry_is_away() -> Non
 async def test_a_worker_that_is_gone_stays_suspect_and_is_asked_ever_less(cluster: Cluster) -> None:
     decoder = named(cluster, "decode-0")
     await decoder.crash()
-    error = await failure(cluster.call(timeout_s=2.0))
-    assert error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+    asked = 0
+    # On a busy machine one may have been given up before it was decoded.
+    while not cluster.router.membership.suspects() and asked < 5:
+        asked += 1
+        error = await failure(cluster.call(timeout_s=2.0))
+        assert error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
     assert [each.worker_id for each in cluster.router.membership.suspects()] == [decoder.name]
-    await until(lambda: sum(cluster.outcomes.values()) == 1)
+    await until(lambda: sum(cluster.outcomes.values()) == asked)
     assert State.FINISHED not in cluster.outcomes
 
 
