@@ -10,8 +10,9 @@ In all of them a request whose KV has been pulled comes before prompts. The obje
 one run of theirs tells all cells of a rate. The last two are run for each cell, around what the best other carries.
 
 `capacity` is the rate, a second and worker, up to which at least `ATTAINMENT` of the requests keep both objectives,
-linear between the rates of the sweep; who is refused has not kept them. A ratio is the hybrid's capacity over that of
-the best other for this very cell; None where no set-up carries anything.
+linear between the rates of the sweep; who is refused has not kept them. The sweep goes on above its last rate where
+that many still do. A ratio is the hybrid's capacity over that of the best other for this very cell; None where no
+set-up carries anything.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 
 from cluster_sim.reports.figures import Figures
 from cluster_sim.scenario import Scenario, make_world, workload_of
+from cluster_sim.workloads.requests import Workload
 
 ATTAINMENT = 0.9
 HYBRID = "hybrid"
@@ -31,22 +33,26 @@ _OF_OBJECTIVES: Mapping[str, Mapping[str, Any]] = {
     DEFLECTION: {"rule": "deflection", "prefill_heavy": 0.5, "refuses": False},
     HYBRID: {},
 }
-_WARM_UP = 0.25
+WARM_UP = 0.25
 _ALPHA = 0.95
 _BEYOND = 1.5
 # Of Mooncake's trace: where interactive services are.
 CORE_TTFT_S = (2.0, 5.0)
 CORE_TPOT_MS = (15.0, 50.0)
 _CORE_TRACE = "mooncake"
-# Long answers to short prompts that share nothing.
+# Long answers to short prompts that share nothing; conversations of a tenth of Mooncake's tokens and a half.
 DRAWN: Mapping[str, Mapping[str, Any]] = {
     "decode_heavy": {
         "kind": "prefix_groups", "groups": 100_000, "shared_tokens": 0, "own_tokens": 500, "output_tokens": 1500
     },
+    "short_conversation": {"kind": "conversation", "token_scale": 0.15, "block_tokens": 32},
 }  # fmt: skip
 
 RATES = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.375, 1.5, 1.75, 2.0, 2.5)
 _FEW = {"rates": RATES[1::2], "splits": (0.25, 0.5, 0.625), "seconds": 80.0}
+# A sweep goes on where the objectives are kept at its last rate: each further rate so many times the one before.
+_STEP_UP = 1.4
+_MOST_STEPS_UP = 8
 # How much of a `GridStudy` is asked for. In a quick one the noise of some 500 requests a run is part of each figure.
 EFFORTS: Mapping[str, Mapping[str, Any]] = {
     "quick": {**_FEW, "sizes": (8,), "seeds": (0,)},
@@ -79,6 +85,14 @@ class GridStudy:
     cost_model: str = "h100-llama-3.1-8b"
     ttft_s: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)
     tpot_ms: tuple[float, ...] = (15.0, 25.0, 50.0, 100.0)
+    # Beyond the last rate, where the objectives are kept at it.
+    goes_on: bool = False
+
+    @property
+    def ladder(self) -> tuple[float, ...]:
+        """The rates, and those at which the sweep may go on."""
+        more = _MOST_STEPS_UP if self.goes_on else 0
+        return *self.rates, *(round(self.rates[-1] * _STEP_UP**step, 3) for step in range(1, more + 1))
 
     @property
     def trace(self) -> str:
@@ -95,7 +109,7 @@ class GridStudy:
 
     @property
     def steps(self) -> int:
-        """Of progress: a rate of one of the others, or a cell of those that go by its objectives."""
+        """Of progress, where no sweep goes on: a rate of one of the others, or a cell of those that have objectives."""
         return len(self.sizes) * (len(self.others) * len(self.rates) + len(self.cells))
 
 
@@ -124,14 +138,24 @@ def measure(study: GridStudy, progress: Callable[[str], None], mapped: Mapped = 
 
 
 def _cells_of(study: GridStudy, size: int, progress: Callable[[str], None], mapped: Mapped) -> Iterator[dict[str, Any]]:
+    # Shares by cell, at each rate; by set-up.
+    others: dict[str, dict[float, list[float]]] = {name: {} for name in study.others}
+
+    def run(rates: Iterable[float]) -> None:
+        runs = [(name, rate) for rate in rates for name in study.others]
+        for (name, rate), shares in zip(runs, mapped(partial(_others_run, study, size), runs), strict=True):
+            progress(f"{name}, {size} workers, {rate * size:g} requests/s")
+            others[name][rate] = shares
+
     # The highest rates first: they take longest.
-    runs = [(name, rate) for rate in reversed(study.rates) for name in study.others]
-    others: dict[str, list[list[float]]] = {name: [] for name in study.others}
-    for (name, rate), shares in zip(runs, mapped(partial(_others_run, study, size), runs), strict=True):
-        progress(f"{name}, {size} workers, {rate * size:g} requests/s")
-        others[name].insert(0, shares)
+    run(reversed(study.rates))
+    for before, rate in zip(study.ladder, study.ladder[1:], strict=False):
+        if before >= study.rates[-1] and max(max(shares[before]) for shares in others.values()) >= ATTAINMENT:
+            run([rate])
+        elif before >= study.rates[-1]:
+            break
     carried = [
-        {name: capacity(study.rates, [each[place] for each in by_rate]) for name, by_rate in others.items()}
+        {name: _capacity_at({rate: each[place] for rate, each in shares.items()}) for name, shares in others.items()}
         for place in range(len(study.cells))
     ]
     asked = list(zip(study.cells, carried, strict=True))
@@ -149,11 +173,11 @@ def _cell(study: GridStudy, size: int, asked: tuple[tuple[float, float], Mapping
     """asked: the objectives, and what each of the others carries under them."""
     (ttft_s, tpot_ms), carried = asked
     deflected = _OfCell(DEFLECTION, study, size, ttft_s, tpot_ms).shares(max(carried.values()))
-    carried = {**carried, DEFLECTION: capacity(tuple(deflected), list(deflected.values()))}
+    carried = {**carried, DEFLECTION: _capacity_at(deflected)}
     best = max(carried, key=lambda name: carried[name])
     hybrid = _OfCell(HYBRID, study, size, ttft_s, tpot_ms)
     found = hybrid.shares(carried[best])
-    own = capacity(tuple(found), list(found.values()))
+    own = _capacity_at(found)
     return {
         "workers": size,
         "ttft_s": ttft_s,
@@ -178,7 +202,7 @@ class _OfCell:
 
     def shares(self, start: float) -> dict[float, float]:
         """By rate, of the requests that keep both objectives; around this rate."""
-        return around(self._study.rates, start, self._attainment)
+        return around(self._study.ladder, start, self._attainment)
 
     def _attainment(self, rate: float) -> float:
         return fmean(self._simulate(rate, seed).attainment for seed in self._seeds)
@@ -194,6 +218,11 @@ class _OfCell:
             "refused": round(there.outcomes.get("refused", 0) / there.requests, 4),
             "beyond": round(beyond.attainment * _BEYOND / there.attainment, 3) if there.attainment else None,
         }
+
+
+def _capacity_at(shares: Mapping[float, float]) -> float:
+    """By rate, in any order."""
+    return capacity(sorted(shares), [shares[rate] for rate in sorted(shares)])
 
 
 def capacity(rates: Sequence[float], shares: Sequence[float]) -> float:
@@ -220,6 +249,11 @@ def around(rates: Sequence[float], start: float, share_at: Callable[[float], flo
         place += step
         found[rates[place]] = share_at(rates[place])
     return dict(sorted(found.items()))
+
+
+def requests_of(study: GridStudy, size: int, rate: float, seed: int) -> Workload:
+    """What every set-up gets."""
+    return workload_of(Scenario.model_validate(_scenario(study, HYBRID, size, rate, seed, study.cells[0])))
 
 
 def simulate(
@@ -258,7 +292,7 @@ def _scenario(
         },
         "placement": {"policy": "lmetric" if name == "lmetric" else "hotness", "disaggregation": "conditional"},
         "both": _OF_OBJECTIVES.get(name),
-        "warm_up_s": study.seconds * _WARM_UP,
+        "warm_up_s": study.seconds * WARM_UP,
         "slo": {"ttft_ms": objectives[0] * 1000, "tpot_ms": objectives[1]},
         "workload": {
             **workload,

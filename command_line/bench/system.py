@@ -30,6 +30,11 @@ Quick = Annotated[
     typer.Option("--quick", help="Of a grid: 8 workers, not 4 and 16, and one seed."),
 ]
 
+Imitated = Annotated[
+    bool,
+    typer.Option("--imitated", help="Of a grid: three cells on own services over imitated GPUs, beside simulated."),
+]
+
 Full = Annotated[bool, typer.Option("--full", help="Of a grid: 4, 16 and 64 workers, 240 s, all rates and splits.")]
 
 
@@ -55,14 +60,18 @@ def system_command(
     grid: Annotated[bool, typer.Option("--grid", help="What each set-up carries, over a grid of objectives.")] = False,
     quick: Quick = False,
     full: Full = False,
+    imitated: Imitated = False,
     grid_ttft_s: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "0.5,1,2,5,10",
     grid_tpot_ms: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "15,25,50,100",
     seeds: Seeds = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Goodput, cost and router cores of the whole system and of what one would run without it, simulated."""
-    from command_line.bench import system_grid_run, system_run
+    from command_line.bench import system_grid_run, system_run, system_service_run
 
+    if grid and imitated:
+        system_service_run.bench_system_service(rates, seconds, seed, as_json=as_json)
+        return
     if grid:
         if quick and full:
             raise ConfigError("a grid is quick or full", field="--full")

@@ -49,6 +49,7 @@ def study_of(options: Options) -> GridStudy:
         cost_model=options.cost_model,
         ttft_s=tuple(numbers_of(options.ttft_s, "--grid-ttft-s", 1e-3, 1e4)),
         tpot_ms=tuple(numbers_of(options.tpot_ms, "--grid-tpot-ms", 1e-3, 1e6)),
+        goes_on=options.rates is None,
         **{**EFFORTS[options.effort], **given},
     )
 

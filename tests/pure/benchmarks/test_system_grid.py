@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,26 @@ def test_each_cell_is_compared_with_the_best_other_and_the_worst_cell_is_told(mo
     monkeypatch.setattr(system_grid, "simulate", kept({"pools_50": 1.0, DEFLECTION: 3.0, HYBRID: 2.0}))  # Likewise.
     deflected = measure(STUDY, lambda text: None)
     assert ({cell["best_other"] for cell in deflected["cells"]}, deflected["lost_cells"]) == ({DEFLECTION}, 2)
+
+
+def test_a_sweep_goes_on_where_the_objectives_are_kept_at_its_last_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, float]] = []
+    carries = kept({"shared": 6.0, HYBRID: 12.0})
+
+    def noted(*given: Any, **named: Any) -> Any:
+        asked.append((given[1], given[3]))
+        return carries(*given, **named)
+
+    monkeypatch.setattr(system_grid, "simulate", noted)  # Seconds of simulation.
+    onward = replace(STUDY, goes_on=True)
+    # 5.6 is kept and 7.84 is not; the hybrid keeps 10.976 and not 15.366, a tenth of the way there.
+    (first, _) = measure(onward, lambda text: None)["cells"]
+    assert first["capacity"]["shared"] == pytest.approx(5.6 + 0.1 * 2.24, abs=1e-3)
+    assert first["capacity"][HYBRID] == pytest.approx(10.976 + 0.1 * 4.39, abs=1e-3)
+    assert max(rate for name, rate in asked if name == "shared") == 7.84
+    assert measure(STUDY, lambda text: None)["cells"][0]["capacity"] == {
+        "pools_25": 0, "pools_50": 0, "pools_62.5": 0, "shared": 4.0, "lmetric": 0, DEFLECTION: 0, HYBRID: 4.0
+    }  # fmt: skip
 
 
 def test_a_cell_that_nobody_else_carries_has_no_ratio_and_one_that_the_hybrid_does_not_is_lost(
