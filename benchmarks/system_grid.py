@@ -16,7 +16,7 @@ set-up carries anything.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -87,6 +87,8 @@ class GridStudy:
     tpot_ms: tuple[float, ...] = (15.0, 25.0, 50.0, 100.0)
     # Beyond the last rate, where the objectives are kept at it.
     goes_on: bool = False
+    # Of a scenario's pools, beside how many workers there are.
+    pools: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ladder(self) -> tuple[float, ...]:
@@ -127,6 +129,7 @@ def measure(study: GridStudy, progress: Callable[[str], None], mapped: Mapped = 
         "seeds": list(study.seeds),
         "seconds": study.seconds,
         "rates_per_worker": list(study.rates),
+        "goes_on": study.goes_on,
         "worst_ratio": min(ratios, default=None),
         "mean_ratio": round(fmean(ratios), 3) if ratios else None,
         "core_ratio": min(core, default=None),
@@ -280,14 +283,14 @@ def _scenario(
 ) -> dict[str, Any]:
     share = float(name.removeprefix("pools_")) / 100 if name.startswith("pools_") else 0.0
     prefill = min(size - 1, max(1, round(size * share))) if share else 0
-    decode: dict[str, Any] = {"workers": size - prefill, "pulled_first": True}
+    decode: dict[str, Any] = {**study.pools, "workers": size - prefill, "pulled_first": True}
     workload = {"kind": study.kind, "file": study.file, **DRAWN.get(study.kind, {})}
     return {
         "name": name,
         "seed": seed,
         "cost_model": study.cost_model,
         "pools": {
-            "prefill": {"workers": prefill},
+            "prefill": {**study.pools, "workers": prefill},
             "decode": {**decode, "chunk_bound": _ALPHA} if name in _OF_OBJECTIVES else decode,
         },
         "placement": {"policy": "lmetric" if name == "lmetric" else "hotness", "disaggregation": "conditional"},

@@ -11,12 +11,15 @@ A request that is refused has not kept them. The first quarter of the requests w
 """
 
 import asyncio
+import random
 from asyncio import TaskGroup
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from pydantic import ValidationError
 from rachis import AsyncClient, RachisError, token_prompt
 from rachis.v1 import generation_pb2 as generation
 
@@ -26,14 +29,21 @@ from benchmarks.validation.cluster import Prompt
 from benchmarks.validation.imitated import SETTINGS
 from benchmarks.validation.loads import prompts_of
 from cluster_core.clock import monotonic_s
-from cluster_core.errors import Ungrouped
+from cluster_core.errors import ConfigError, InvalidInputError, Ungrouped
+from cluster_sim.costs import catalog
+from cluster_sim.workloads.requests import SimRequest, block_names
 
 WORKERS = 4
 # TTFT in s, TPOT in ms.
 CELLS = ((1.0, 50.0), (2.0, 50.0), (2.0, 100.0))
+_COSTS = catalog.load(SETTINGS["engine.cost_model"])
 STUDY = GridStudy(
     kind="short_conversation", file=None, sizes=(WORKERS,), rates=(2.5, 4.0), splits=(0.5,), seeds=(0,), seconds=40.0,
-    cost_model=SETTINGS["engine.cost_model"], ttft_s=(1.0, 2.0), tpot_ms=(50.0, 100.0),
+    cost_model=_COSTS.name, ttft_s=(1.0, 2.0), tpot_ms=(50.0, 100.0),
+    pools={
+        "max_batched_tokens": SETTINGS["engine.max_batched_tokens"],
+        "host_tokens": (SETTINGS["tiers.host_gib"] << 30) // _COSTS.kv_bytes_per_token,
+    },
 )  # fmt: skip
 _BOTH = {
     "pools.prefill.workers": 0,
@@ -88,63 +98,91 @@ Started = Callable[[Mapping[str, Any]], AbstractAsyncContextManager[AsyncClient]
 async def measure(
     started: Started, study: GridStudy = STUDY, progress: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """started: a client of a service with these settings, as a context. Raises what a start raises."""
-    runs = []
+    """started: a client of a service with these settings, as a context. Raises what a start raises, and ConfigError
+    where at a rate nobody is measured."""
+    loads = [Load.of(study, rate) for rate in study.rates]
+    runs: list[dict[str, Any]] = []
+    failed = 0
     for service in services():
         progress(f"starting {service.name}")
         async with started(service.settings) as client:
             vocabulary = (await client.workers())[0].registration.model.vocabulary_size
-            for rate in study.rates:
-                progress(f"{service.name}, {rate * WORKERS:g} requests/s, {_said(service.cells)}")
-                runs += await judged(client, vocabulary, service, study, rate)
+            for load in loads:
+                progress(f"{service.name}, {load.rate * WORKERS:g} requests/s, {_said(service.cells)}")
+                found = await judged(client, vocabulary, service, study, load)
+                runs += found
+                failed += found[0]["failed"]
     return {
         "cost_model": study.cost_model,
         "workers": WORKERS,
         "seconds": study.seconds,
         "seed": study.seeds[0],
         "runs": runs,
-        "failed": sum(run["failed"] for run in runs),
+        "failed": failed,
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One rate, in requests a second for each worker. measured: which of the requests are, those after the warm-up."""
+
+    rate: float
+    block_tokens: int
+    requests: tuple[SimRequest, ...]
+    measured: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, study: GridStudy, rate: float) -> "Load":
+        """Raises ConfigError where nobody is measured."""
+        try:
+            workload = requests_of(study, WORKERS, rate, study.seeds[0])
+            requests = tuple(workload)
+        except (InvalidInputError, ValidationError):
+            requests = ()
+        measured = tuple(each.arrival_s >= study.seconds * WARM_UP for each in requests)
+        if not any(measured):
+            raise ConfigError(f"of {rate:g} in {study.seconds:g} s nobody is measured", field="--rates")
+        return cls(rate, workload.block_tokens, requests, measured)
+
+    def prompts(self, vocabulary: int, seed: int) -> list[Prompt]:
+        """No two rates share a block: one does not find what the one before it has left in caches."""
+        own = np.uint64(random.Random(f"grid/{seed}/{self.rate}").getrandbits(64))
+        named = [replace(each, keys=block_names(each.keys ^ own)) for each in self.requests]
+        return prompts_of(named, self.block_tokens, vocabulary, seed)
+
+
 async def judged(
-    client: AsyncClient, vocabulary: int, service: Service, study: GridStudy, rate: float
+    client: AsyncClient, vocabulary: int, service: Service, study: GridStudy, load: Load
 ) -> list[dict[str, Any]]:
-    """One rate, in requests a second for each worker, by each cell of the service."""
-    seed = study.seeds[0]
-    workload = requests_of(study, WORKERS, rate, seed)
-    requests = list(workload)
-    prompts = prompts_of(requests, workload.block_tokens, vocabulary, seed)
+    """By each cell of the service."""
     foreign = ForeignLoad()
-    answers = await _answered(client, prompts)
+    answers = await _answered(client, load.prompts(vocabulary, study.seeds[0]))
     taken = foreign.cores()
-    measured = [
-        answer
-        for request, answer in zip(requests, answers, strict=True)
-        if request.arrival_s >= study.seconds * WARM_UP
-    ]
+    measured = [answer for answer, counts in zip(answers, load.measured, strict=True) if counts]
+    simulated = _simulated(study, service, load.rate)
     return [
         {
             "set_up": service.name,
-            "requests_per_s": rate * WORKERS,
+            "requests_per_s": load.rate * WORKERS,
             "ttft_s": ttft_s,
             "tpot_ms": tpot_ms,
             "measured": round(sum(each.keeps(ttft_s, tpot_ms) for each in measured) / len(measured), 4),
-            "simulated": round(_simulated(study, service.name, rate, (ttft_s, tpot_ms)), 4),
+            "simulated": round(simulated[place], 4),
             "requests": len(measured),
             "refused": sum(each.refused for each in measured),
-            "failed": sum(bool(each.failed) for each in answers),
+            "failed": sum(bool(each.failed) for each in measured),
             "foreign_cores": round(taken, 2),
         }
-        for ttft_s, tpot_ms in service.cells
+        for place, (ttft_s, tpot_ms) in enumerate(service.cells)
     ]
 
 
-def _simulated(study: GridStudy, name: str, rate: float, cell: tuple[float, float]) -> float:
-    figures = simulate(study, name, WORKERS, rate, study.seeds[0], cell)
-    if name == HYBRID:
-        return figures.attainment
-    return figures.attained_of[study.cells.index(cell)] / figures.measured
+def _simulated(study: GridStudy, service: Service, rate: float) -> list[float]:
+    """By cell."""
+    figures = simulate(study, service.name, WORKERS, rate, study.seeds[0], service.cells[0])
+    if service.name == HYBRID:
+        return [figures.attainment]
+    return [figures.attained_of[study.cells.index(cell)] / figures.measured for cell in service.cells]
 
 
 async def _answered(client: AsyncClient, prompts: Sequence[Prompt]) -> list[Answer]:

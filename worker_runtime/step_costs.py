@@ -22,6 +22,8 @@ _FULL_WEIGHT = 8.0
 _LEAST_S = 1e-3
 # Of the fixed part and of the two kinds of work.
 _RIDGE = np.array([1e-6, 1e-4, 1e-4])
+# Two fits that differ by no more than this share of a step, in the mean, say the same.
+_ALIKE = 0.05
 # The three parts are solved anew after so many steps, and after a sixteenth of all where these are fewer.
 _SOLVED_EVERY = 16
 # Where there was no work of a kind at all.
@@ -96,8 +98,6 @@ class _Plane:
         # None: to be solved when they are asked for.
         self._values: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
         self._unsolved = 0
-        # No more of a step is fixed.
-        self.most_fixed_s = math.inf
 
     def add(self, seconds: float, one: float, other: float, step_s: float) -> None:
         """step_s: of the whole step, whatever else is in it: an error counts as a share of that."""
@@ -124,7 +124,11 @@ class _Plane:
         fixed, each, pair = self.values
         return fixed + one * each + other * pair
 
-    def _solved(self) -> tuple[float, float, float]:
+    def with_no_more_fixed(self, most_s: float) -> tuple[float, float, float]:
+        """The values, with no more than `most_s` fixed where the measurements say that as well."""
+        return self._solved(most_s) if self.values[0] > most_s else self.values
+
+    def _solved(self, most_s: float = math.inf) -> tuple[float, float, float]:
         sizes = self._sizes.values()
         means = np.array([size.means for size in sizes])
         weights = np.array(
@@ -137,10 +141,13 @@ class _Plane:
         rows = rows / scale
         squares, products = rows.T @ rows, rows.T @ seconds
         solution = _not_negative(squares, products, [0, 1, 2])
-        most = self.most_fixed_s * scale[0]
+        most = most_s * scale[0]
         if solution[0] > most:
-            solution = _not_negative(squares, products - squares[0] * most, [1, 2])
-            solution[0] = most
+            other = _not_negative(squares, products - squares[0] * most, [1, 2])
+            other[0] = most
+            error, others = (float(((rows @ each - seconds) ** 2).sum()) for each in (solution, other))
+            if others <= error + _ALIKE**2 * float((weights * means[:, 3]) @ (weights * means[:, 3])):
+                solution = other
         fixed, each, pair = (solution / scale).tolist()
         return fixed, each, pair
 
@@ -205,7 +212,6 @@ class StepCosts:
             if decoding:
                 self._decode.add(seconds, 1)
                 self._decode_plane.add(seconds, decoding, context_tokens, seconds)
-                self._prefill.most_fixed_s = self._decode_plane.seconds(1, 0)
                 self._costs = None
             return
         self._costs = None
@@ -232,7 +238,9 @@ class StepCosts:
 
     def costs(self) -> EngineCosts:
         if self._costs is None:
-            prefill_s, prefill_s_per_token, prefill_s_per_pair = self._prefill.values
+            # No more is fixed than of a step that decodes one request, unless steps of several sizes have shown it.
+            most_s = self._decode_plane.seconds(1, 0) if self._decode_plane.is_measured else math.inf
+            prefill_s, prefill_s_per_token, prefill_s_per_pair = self._prefill.with_no_more_fixed(most_s)
             decode_s, decode_s_per_request, decode_s_per_token = self._decode_plane.values
             pull_s, pull_s_per_token = self._pull.values
             self._costs = EngineCosts(

@@ -37,7 +37,8 @@ class ChunkBound:
         if not decoding:
             return most_tokens
         prompts = [
-            PromptWork(each.computed, each.known - each.computed, self._due_s(each, now_s)) for each in prefilling
+            PromptWork(each.computed, max(0, each.known - each.computed), self._due_s(each, now_s))
+            for each in prefilling
         ]
         room = StepRoom(most_tokens, self.least_tokens)
         # A client that gets its answer after a pull has had its first token before.

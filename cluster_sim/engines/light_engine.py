@@ -91,6 +91,8 @@ class LightEngine:
             if self._leap is None or all(each is not request for each, _ in self._leap.chunks):
                 self._invalidate(request)
         request.known = computable(request.job, following)
+        if request.at is At.WAITING:
+            request.computed = max(0, min(request.computed, request.known - 1))
         self._stir(now_s)
 
     def landed(self, number: int, now_s: float) -> None:

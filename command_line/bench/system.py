@@ -8,6 +8,9 @@ import typer
 from cluster_core.errors import ConfigError
 from command_line import options
 
+_KIND, _COST_MODEL = "conversation", "h100-llama-3.1-8b"
+_TTFT_S, _TPOT_MS = "0.5,1,2,5,10", "15,25,50,100"
+
 Sizes = Annotated[
     str | None, typer.Option(help="Workers in all, with commas.", show_default="4,16,64; of a grid by its effort")
 ]
@@ -44,12 +47,8 @@ def register(bench: typer.Typer) -> None:
 
 def system_command(
     trace: Annotated[Path | None, typer.Option(help="A file of requests: Mooncake's, or sessions.")] = None,
-    kind: Annotated[str, typer.Option(help="Without a trace: a kind that is drawn; see docs/simulator.md.")] = (
-        "conversation"
-    ),
-    cost_model: Annotated[str, typer.Option(help="A name of cluster_sim/cost_models, or a JSON file.")] = (
-        "h100-llama-3.1-8b"
-    ),
+    kind: Annotated[str, typer.Option(help="Without a trace: a kind that is drawn; see docs/simulator.md.")] = _KIND,
+    cost_model: Annotated[str, typer.Option(help="A name of cluster_sim/cost_models, or a JSON file.")] = _COST_MODEL,
     sizes: Sizes = None,
     rates: Rates = None,
     slo_ttft_ms: Annotated[float, typer.Option(min=0, help="0: no objective.")] = 5000,
@@ -61,15 +60,24 @@ def system_command(
     quick: Quick = False,
     full: Full = False,
     imitated: Imitated = False,
-    grid_ttft_s: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "0.5,1,2,5,10",
-    grid_tpot_ms: Annotated[str, typer.Option(help="Of a grid, with commas.")] = "15,25,50,100",
+    grid_ttft_s: Annotated[str, typer.Option(help="Of a grid, with commas.")] = _TTFT_S,
+    grid_tpot_ms: Annotated[str, typer.Option(help="Of a grid, with commas.")] = _TPOT_MS,
     seeds: Seeds = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Goodput, cost and router cores of the whole system and of what one would run without it, simulated."""
     from command_line.bench import system_grid_run, system_run, system_service_run
 
-    if grid and imitated:
+    if imitated:
+        others = {
+            "--quick": quick, "--full": full, "--trace": trace, "--sizes": sizes, "--seeds": seeds, "--system": system,
+            "--kind": kind != _KIND, "--cost-model": cost_model != _COST_MODEL,
+            "--grid-ttft-s": grid_ttft_s != _TTFT_S, "--grid-tpot-ms": grid_tpot_ms != _TPOT_MS,
+        }  # fmt: skip
+        for option, is_given in {"--imitated": not grid, **others}.items():
+            if is_given:
+                said = "is of a grid: give --grid" if option == "--imitated" else "is nothing to imitated cells"
+                raise ConfigError(said, field=option)
         system_service_run.bench_system_service(rates, seconds, seed, as_json=as_json)
         return
     if grid:

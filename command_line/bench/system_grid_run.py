@@ -38,7 +38,7 @@ def study_of(options: Options) -> GridStudy:
     if options.sizes is not None:
         given["sizes"] = tuple(int(each) for each in numbers_of(options.sizes, "--sizes", 2, MOST_WORKERS))
     if options.rates is not None:
-        given["rates"] = tuple(sorted(numbers_of(options.rates, "--rates", 1e-6, 1e6)))
+        given["rates"] = tuple(sorted(set(numbers_of(options.rates, "--rates", 1e-6, 1e6))))
     if options.seconds is not None:
         given["seconds"] = options.seconds
     if options.seeds is not None:

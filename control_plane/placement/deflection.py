@@ -4,7 +4,8 @@ Prefill-heavy workers are its prefill nodes, the others its decode nodes, whose 
 what decodes there within TPOT. A request is expected to have its first token
     on a prefill node    after the queue, its own prefill and the transfer of its KV
     on a decode node     after the queue and its own prefill, at the share of time that decodes leave; no transfer
-and goes where that is soonest; not to a decode node whose decodes alone take more than TPOT leaves. Nothing is refused.
+and goes where that is soonest; not to a decode node whose steps would be too long with it. The paper refuses nothing
+(`BothRules.refuses`).
 Which decode node gets what was prefilled apart the paper leaves to the scheduler: it is bound at the first token.
 """
 

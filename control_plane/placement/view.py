@@ -40,7 +40,15 @@ class PoolView:
     @property
     def occupied_tokens(self) -> Floats:
         """Of each worker's KV, what the requests in flight take."""
-        return self.candidates.in_flight_tokens - self.repeated
+        occupied: Floats = np.maximum(self.candidates.in_flight_tokens - self.repeated, 0.0)
+        return occupied
+
+    @property
+    def running_tokens(self) -> Floats:
+        """Of the prompt, what lies in memory for requests that run. What is shared is known at some depths only, each
+        up to half as deep again as the one before (`running_prefixes`): between them the cache tells."""
+        running: Floats = np.maximum(self.shared, np.minimum(self.device, 1.5 * self.shared))
+        return running
 
     def uncached(self, prompt_tokens: int) -> Floats:
         """Prompt tokens that would have to be computed; at least the last one always is."""

@@ -7,8 +7,7 @@ import pytest
 import pytest_asyncio
 from rachis import AsyncClient
 
-from benchmarks.system_grid import requests_of
-from benchmarks.system_grid_service import STUDY, Service, answered, judged
+from benchmarks.system_grid_service import STUDY, Load, Service, answered, judged
 from benchmarks.validation import imitated
 from benchmarks.validation.cluster import Cluster, Prompt
 from cluster_configs import loading
@@ -76,12 +75,12 @@ async def test_cells_of_the_grid_get_the_simulators_requests_and_count_who_keeps
     """What a service takes is no matter here: one cell that all keep, and one that nobody can."""
     study = replace(STUDY, seconds=3.0, ttft_s=(1e-6, 600.0), tpot_ms=(1e5,))
     vocabulary = (await client.workers())[0].registration.model.vocabulary_size
-    runs = await judged(client, vocabulary, Service("pools_50", tuple(study.cells), {}), study, rate=1.0)
+    load = Load.of(study, 1.0)
+    runs = await judged(client, vocabulary, Service("pools_50", tuple(study.cells), {}), study, load)
     assert [(run["measured"], run["simulated"], run["refused"], run["failed"]) for run in runs] == [
         (0.0, 0.0, 0, 0), (1.0, 1.0, 0, 0)
     ]  # fmt: skip
-    sent = [each for each in requests_of(study, 4, 1.0, 0) if each.arrival_s >= 0.75]
-    assert {run["requests"] for run in runs} == {len(sent)}
+    assert {run["requests"] for run in runs} == {sum(each.arrival_s >= 0.75 for each in load.requests)}
     too_long = Prompt(0.0, tuple([1] * 40_000), 4)
     refused = await answered(client, too_long)
     assert (refused.refused, refused.token_s) == (False, []) and "40000" in refused.failed.replace(",", "")

@@ -1,10 +1,15 @@
 """Cells of the grid on a service: which services there are, and who keeps what."""
 
+from dataclasses import replace
+
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.system_grid import HYBRID, requests_of
-from benchmarks.system_grid_service import CELLS, STUDY, Answer, services
+from benchmarks.system_grid_service import CELLS, STUDY, Answer, Load, services
 from cluster_configs import loading
+from cluster_core.errors import ConfigError
+from command_line.main import app
 
 
 @pytest.mark.parametrize(
@@ -46,3 +51,29 @@ def test_requests_fit_the_model_and_their_blocks_are_the_services() -> None:
         workload = requests_of(STUDY, 4, rate, 0)
         assert workload.block_tokens == config.engine.block_size_tokens
         assert all(each.prompt_tokens + each.output_tokens <= config.engine.max_model_len for each in workload)
+
+
+def test_a_rate_finds_nothing_in_caches_of_what_another_one_has_asked() -> None:
+    loads = [Load.of(STUDY, rate) for rate in STUDY.rates]
+    blocks = [{prompt.token_ids[:32] for prompt in load.prompts(32_000, 0)} for load in loads]
+    assert blocks[0] and not blocks[0] & blocks[1]
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.01])
+def test_a_rate_at_which_nobody_is_measured_is_refused_before_anything_starts(rate: float) -> None:
+    with pytest.raises(ConfigError, match=r"--rates: .* nobody is measured"):
+        Load.of(replace(STUDY, seconds=10.0), rate)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--imitated"], "--imitated: is of a grid"),
+        (["--grid", "--imitated", "--quick"], "--quick: is nothing to imitated cells"),
+        (["--grid", "--imitated", "--seeds", "1"], "--seeds: is nothing"),
+        (["--grid", "--imitated", "--grid-ttft-s", "9"], "--grid-ttft-s: is nothing"),
+    ],
+)
+def test_options_that_would_be_left_out_are_refused(given: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        CliRunner().invoke(app, ["bench", "system", *given], catch_exceptions=False)

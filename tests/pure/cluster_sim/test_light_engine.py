@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster_core.engine_jobs import SessionMode
 from cluster_sim.costs.step_work import StepWork
-from cluster_sim.engines.engine import Outcome, OutcomeKind, SimJob
+from cluster_sim.engines.engine import Outcome, OutcomeKind, SimInput, SimJob
 from cluster_sim.engines.light_chunk_bound import ChunkBound
 from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
 from kv_transfer.tiers.settings import TierSettings
@@ -268,6 +269,24 @@ def test_a_prompt_finds_what_one_before_it_computes_meanwhile() -> None:
     assert told[1][0].at_s == pytest.approx(0.4)
     assert told[2][0].at_s == pytest.approx(0.45, abs=0.011)
     assert made.totals.prefill_tokens == 450
+
+
+def test_a_session_that_waits_and_gets_a_shorter_prompt_takes_no_budget_from_others() -> None:
+    """It had 300 tokens cached of its first prompt, and is left with 20."""
+    bound = ChunkBound(tpot_s=0.012, ttft_s=60.0, least_tokens=5)
+    made = engine(Costs(), max_batched_tokens=100, chunk_bound=bound)
+    played(made, (0.0, job(1, 320, name=7)))
+    now_s = 1.0
+    made.add(job(2, 10, 40), now_s)
+    made.add(job(3, 200), now_s)
+    no_keys = np.zeros(0, dtype=np.uint64)
+    whole = SimInput((), 320, 0, no_keys)
+    shorter = SimInput((), 20, 0, no_keys, replaces=True, is_last=False)
+    made.open(job(4, 320, name=7), whole, SessionMode.UPDATE, now_s)
+    made.take_input(4, shorter, now_s)
+    made.advance(1.5)
+    made.abort(4, 1.5)
+    assert set(played(made)) == {2, 3}
 
 
 @pytest.mark.parametrize(("pulled_first", "at_s"), [(False, 0.8), (True, 0.5)])

@@ -225,3 +225,16 @@ def test_what_a_first_step_of_a_size_took_is_no_price_for_long() -> None:
     for tokens, seconds in [(200, 0.005)] * 320 + [(2000, 5.0)] + [(2000, 0.03)] * 5:
         afresh.stepped(seconds, [(0, tokens)], 0)
     assert told == afresh.costs()
+
+
+def test_what_steps_of_several_sizes_have_shown_to_be_fixed_is_whatever_decodes_take() -> None:
+    """Decodes in graphs of 6 ms beside prefills that are launched kernel by kernel."""
+    costs = StepCosts()
+    for _ in range(8):
+        for requests in (1, 4, 16):
+            costs.stepped(0.006 + requests * 1e-5, [], requests, requests * 1000)
+        for tokens in (32, 128, 512, 2048, 8192):
+            costs.stepped(0.02 + tokens * 25e-6 + tokens * tokens / 2 * 1e-9, [(0, tokens)], 0)
+    found = costs.costs()
+    assert found.prefill_s == pytest.approx(0.02, rel=0.05)
+    assert found.prefill_s_per_token == pytest.approx(25e-6, rel=0.05)

@@ -222,6 +222,26 @@ def test_what_shares_its_prompt_with_what_decodes_waits_for_no_memory() -> None:
     assert another > 0.64 + 0.01
 
 
+def test_what_best_effort_has_in_common_makes_no_room_for_those_that_overtake_it() -> None:
+    """A worker of 1,600 tokens has one request of 1,448; twenty of best effort wait, which share their prompts."""
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    for name in ("d0", "d1"):
+        world.blocks(name, 100)
+    for number in range(2):
+        placement = placer.place(world.job(prompt(50 + number, 90 * CHUNK)), DECODE, prefills=True)
+        assert placement is not None
+        placer.begin(placement).prefilled()
+    unhurried = [world.job([*prompt(1, 24 * CHUNK), number]) for number in range(40)]
+    for job in unhurried:
+        job.priority = 1
+        placement = placer.place(job, DECODE, prefills=True)
+        assert placement is not None
+        placer.begin(placement)
+    asked_for = world.job(prompt(60, 40 * CHUNK))
+    phi = 1 - 0.011 / 0.095
+    assert min(each.ttft_s for each in placer.weighed(asked_for)) * phi > 0.64 + 0.005
+
+
 @pytest.mark.parametrize(
     "why", ["its answer has begun", "another choice has begun", "its prompt still comes", "nothing is refused"]
 )
