@@ -60,7 +60,7 @@ _SET_UPS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(slots=True)
 class Answer:
-    """One request as its client saw it; seconds since it was sent. refused: with when to come back."""
+    """One request as its client saw it. token_s: seconds since it was sent, of each token. failed: why."""
 
     token_s: list[float] = field(default_factory=list)
     refused: bool = False

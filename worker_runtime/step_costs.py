@@ -22,6 +22,8 @@ _FULL_WEIGHT = 8.0
 _LEAST_S = 1e-3
 # Of the fixed part and of the two kinds of work.
 _RIDGE = np.array([1e-6, 1e-4, 1e-4])
+# A bound on what is fixed that has moved by less is the same one: each costs as much as a solution.
+_NEAR = 0.1
 # Two fits that differ by no more than this share of a step, in the mean, say the same.
 _ALIKE = 0.05
 # The three parts are solved anew after so many steps, and after a sixteenth of all where these are fewer.
@@ -98,6 +100,8 @@ class _Plane:
         # None: to be solved when they are asked for.
         self._values: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
         self._unsolved = 0
+        # With no more fixed than so much: how much that was, and the values.
+        self._within: tuple[float, tuple[float, float, float]] | None = None
 
     def add(self, seconds: float, one: float, other: float, step_s: float) -> None:
         """step_s: of the whole step, whatever else is in it: an error counts as a share of that."""
@@ -112,7 +116,7 @@ class _Plane:
     @property
     def values(self) -> tuple[float, float, float]:
         if self._values is None:
-            self._values, self._unsolved = self._solved(), 0
+            self._values, self._unsolved, self._within = self._solved(), 0, None
         return self._values
 
     @property
@@ -126,7 +130,12 @@ class _Plane:
 
     def with_no_more_fixed(self, most_s: float) -> tuple[float, float, float]:
         """The values, with no more than `most_s` fixed where the measurements say that as well."""
-        return self._solved(most_s) if self.values[0] > most_s else self.values
+        values = self.values
+        if values[0] <= most_s:
+            return values
+        if self._within is None or abs(most_s - self._within[0]) > _NEAR * self._within[0]:
+            self._within = most_s, self._solved(most_s)
+        return self._within[1]
 
     def _solved(self, most_s: float = math.inf) -> tuple[float, float, float]:
         sizes = self._sizes.values()

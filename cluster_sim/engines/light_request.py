@@ -38,7 +38,7 @@ class LightRequest:
     match: Match = field(default_factory=lambda: Match([], []))
     blocks: list[int] = field(default_factory=list)
     cached: int = 0
-    # Prompt tokens that are there.
+    # Prompt tokens that are there; while it waits, those that were cached when it came.
     computed: int = 0
     # Tokens still to generate.
     left: int = 0

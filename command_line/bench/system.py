@@ -9,6 +9,7 @@ from cluster_core.errors import ConfigError
 from command_line import options
 
 _KIND, _COST_MODEL = "conversation", "h100-llama-3.1-8b"
+_SLO_TTFT_MS, _SLO_TPOT_MS = 5000.0, 50.0
 _TTFT_S, _TPOT_MS = "0.5,1,2,5,10", "15,25,50,100"
 
 Sizes = Annotated[
@@ -51,8 +52,10 @@ def system_command(
     cost_model: Annotated[str, typer.Option(help="A name of cluster_sim/cost_models, or a JSON file.")] = _COST_MODEL,
     sizes: Sizes = None,
     rates: Rates = None,
-    slo_ttft_ms: Annotated[float, typer.Option(min=0, help="0: no objective.")] = 5000,
-    slo_tpot_ms: Annotated[float, typer.Option(min=0, help="Mean time between tokens; 0: no objective.")] = 50,
+    slo_ttft_ms: Annotated[float, typer.Option(min=0, help="0: no objective.")] = _SLO_TTFT_MS,
+    slo_tpot_ms: Annotated[
+        float, typer.Option(min=0, help="Mean time between tokens; 0: no objective.")
+    ] = _SLO_TPOT_MS,
     seconds: Seconds = None,
     system: Annotated[list[str] | None, typer.Option(help="Only these; may be given more than once.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, and of ties.")] = 0,
@@ -72,6 +75,7 @@ def system_command(
         others = {
             "--quick": quick, "--full": full, "--trace": trace, "--sizes": sizes, "--seeds": seeds, "--system": system,
             "--kind": kind != _KIND, "--cost-model": cost_model != _COST_MODEL,
+            "--slo-ttft-ms": slo_ttft_ms != _SLO_TTFT_MS, "--slo-tpot-ms": slo_tpot_ms != _SLO_TPOT_MS,
             "--grid-ttft-s": grid_ttft_s != _TTFT_S, "--grid-tpot-ms": grid_tpot_ms != _TPOT_MS,
         }  # fmt: skip
         for option, is_given in {"--imitated": not grid, **others}.items():

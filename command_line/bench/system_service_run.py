@@ -34,7 +34,7 @@ def bench_system_service(rates: str | None, seconds: float | None, seed: int, *,
     """Raises ConfigError naming the option."""
     study = replace(STUDY, seconds=seconds or STUDY.seconds, seeds=(seed,))
     if rates is not None:
-        study = replace(study, rates=tuple(sorted(numbers_of(rates, "--rates", 1e-6, 1e6))))
+        study = replace(study, rates=tuple(sorted(set(numbers_of(rates, "--rates", 1e-6, 1e6)))))
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with quiet_progress(*columns, hidden=as_json) as progress:
         task = progress.add_task("")

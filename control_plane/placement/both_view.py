@@ -65,11 +65,8 @@ def _wait_s(workers: Candidates, question: Question, view: PoolView, step_s: Flo
     decoding = np.maximum(workers.decoding, 1.0)
     lasting_s = workers.answer_tokens / decoding * step_s
     places = np.maximum(workers.in_flight_requests + 1 - fixed.max_running_requests, 0.0)
-    # What requests have in common lies in memory once, what this one has with them as well. Of those that it overtakes
-    # all may be in common.
-    overtaken = view.candidates.in_flight_tokens - workers.in_flight_tokens
-    repeated = np.maximum(view.repeated - overtaken, 0.0)
-    free = fixed.total_tokens - np.maximum(workers.in_flight_tokens - repeated, 0.0)
+    # What requests have in common lies in memory once, what this one has with them as well.
+    free = fixed.total_tokens - view.occupied_tokens(workers)
     missing = np.maximum(question.prompt_tokens + question.max_tokens - view.running_tokens - free, 0.0)
     missing = np.where(fixed.total_tokens > 0, missing, 0.0)
     ends = np.maximum(places, missing / np.maximum(workers.decoding_tokens / decoding, 1.0))

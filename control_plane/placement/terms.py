@@ -124,7 +124,7 @@ def room(_question: Question, view: PoolView) -> Floats:
 def memory(question: Question, view: PoolView) -> Floats:
     """Share of the KV memory that is left with this request; 0 where it does not fit. 1 where nothing is known."""
     total = view.candidates.fixed.total_tokens
-    free = np.minimum(view.candidates.fixed.free_tokens, total - view.occupied_tokens)
+    free = np.minimum(view.candidates.fixed.free_tokens, total - view.occupied_tokens())
     left = free - question.prompt_tokens - question.max_tokens + view.device
     return np.where(total > 0, np.clip(left / np.maximum(total, 1.0), 0.0, 1.0), 1.0)
 

@@ -37,10 +37,13 @@ class PoolView:
         """These workers prefill and decode."""
         return any(each.pool == wire.POOL_SHARED for each in self.candidates.workers)
 
-    @property
-    def occupied_tokens(self) -> Floats:
-        """Of each worker's KV, what the requests in flight take."""
-        occupied: Floats = np.maximum(self.candidates.in_flight_tokens - self.repeated, 0.0)
+    def occupied_tokens(self, workers: Candidates | None = None) -> Floats:
+        """Of each worker's KV, what the requests in flight take. workers: with those alone that have a place before a
+        request (`Candidates.before`); what the others have in common may be all that is repeated."""
+        in_flight = self.candidates.in_flight_tokens
+        left = in_flight if workers is None else workers.in_flight_tokens
+        repeated = np.maximum(self.repeated - (in_flight - left), 0.0)
+        occupied: Floats = np.maximum(left - repeated, 0.0)
         return occupied
 
     @property

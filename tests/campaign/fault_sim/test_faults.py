@@ -175,7 +175,7 @@ def test_every_kind_of_fault_is_drawn() -> None:
 
 def test_a_killed_router_costs_no_answer_where_another_one_is_spared() -> None:
     """Workers are killed and drain as well."""
-    seeds_of_kills = [seed for seed in range(9) if drawn(seed, [ROUTERS_LOST]).always_has_workers]
+    seeds_of_kills = [seed for seed in seeds(48, few=9) if drawn(seed, [ROUTERS_LOST]).always_has_workers]
     tally, broken = search(seeds_of_kills, forced=[ROUTERS_LOST])
 
     assert broken is None, _told(broken)

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.integration
 OF_OTHERS = {"failures", "ttft", "handoffs_recomputed", "handoffs_expired", "handoffs_unused", "index_unused"}
 # It may still be starting.
 LATE = {"gateway"}
-# On a busy machine a worker or Redis may be late once; what is wrong is found each time.
+# On a busy machine a worker or Redis may be late; nothing else may be found at any look, and these not at all of them.
+LATE_ONCE = {"worker_lost", "index_away"}
 LOOKS = 5
 
 
@@ -24,6 +25,7 @@ async def test_nothing_is_found_on_a_real_service_that_is_well(
         await doctor(target.address, as_json=True)
         told = json.loads(capsys.readouterr().out.splitlines()[-1])
         findings = [finding for finding in told["findings"] if finding["check"] not in OF_OTHERS]
+        assert {finding["check"] for finding in findings} <= LATE_ONCE, findings
         if not findings:
             break
     assert findings == []

@@ -376,7 +376,7 @@ async def test_a_stored_response_outlives_its_gateway(http: httpx.AsyncClient, t
     answers: list[Any] = []
 
     async def answers_again() -> bool:
-        """One whose connection is to the gateway that has gone is asked once more, as any client of HTTP asks."""
+        """A client's pool may still have a connection to the gateway that has gone; an answer of a status counts."""
         try:
             answers.append(await posted(http, input="k17=", previous_response_id=first["id"]))
         except httpx.TransportError:

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+from uuid import uuid4
 
 import pytest
 from rachis import AsyncClient, token_prompt
@@ -32,8 +33,10 @@ async def test_a_session_goes_on_when_its_prefill_worker_is_killed(two_by_two: T
             reopened = await collected(session, prompt[1400:])
         second = reopened.completion.route.prefill_worker_id
         assert {first, second} == {"prefill-0", "prefill-1"}
-        # A decode worker that is late, on a busy machine, computes the prompt rather than wait for its blocks.
-        assert reopened.completion.route.handoff in (*HANDED_OFF, generation.HANDOFF_OUTCOME_RECOMPUTED)
+        if reopened.completion.route.handoff not in HANDED_OFF:
+            # On a busy machine a pull may be late: the prompt is computed again then. Others are pulled from there.
+            assert reopened.completion.route.handoff == generation.HANDOFF_OUTCOME_RECOMPUTED
+            await until(functools.partial(_is_handed_off_by, client, second), "a prompt is pulled from there")
         # Of what the first worker knew it computed all but the last token.
         assert reopened.completion.session.tokens.computed_tokens == 699 + 1500
         assert reopened.token_ids == expected.token_ids
@@ -51,6 +54,12 @@ async def test_a_session_goes_on_when_its_prefill_worker_is_killed(two_by_two: T
         await until(functools.partial(_decode_workers_hold_nothing, client), "the blocks are back")
         for worker_id, before in ((first, first_generation), (second, second_generation)):
             await came_back(client, worker_id, before)
+
+
+async def _is_handed_off_by(client: AsyncClient, prefill_worker_id: str) -> bool:
+    asked = await client.generate(token_prompt(prompt_tokens(9, 300)), cache_salt=str(uuid4()), **GREEDY)
+    route = asked.completion.route
+    return route.prefill_worker_id == prefill_worker_id and route.handoff in HANDED_OFF
 
 
 async def _decode_workers_hold_nothing(client: AsyncClient) -> bool:

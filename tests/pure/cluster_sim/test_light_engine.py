@@ -271,6 +271,15 @@ def test_a_prompt_finds_what_one_before_it_computes_meanwhile() -> None:
     assert made.totals.prefill_tokens == 450
 
 
+def test_a_bound_yields_to_a_first_token_of_a_prompt_that_waits_behind_another_one() -> None:
+    """Nine tokens a step beside the decode: the first prompt takes 12 steps, 0.23 s, the second would be late then."""
+    bound = ChunkBound(tpot_s=0.02, ttft_s=0.3, least_tokens=5)
+    made = engine(Costs(), max_batched_tokens=200, chunk_bound=bound)
+    decode, first, second = (0.0, job(1, 10, 200)), (0.6, job(2, 100)), (0.6, job(3, 100))
+    told = played(made, decode, first, second)
+    assert told[3][0].at_s - 0.6 == pytest.approx(0.3)
+
+
 def test_a_session_that_waits_and_gets_a_shorter_prompt_takes_no_budget_from_others() -> None:
     """It had 300 tokens cached of its first prompt, and is left with 20."""
     bound = ChunkBound(tpot_s=0.012, ttft_s=60.0, least_tokens=5)

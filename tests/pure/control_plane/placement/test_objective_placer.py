@@ -201,12 +201,14 @@ def test_room_that_best_effort_waits_for_is_there_for_others() -> None:
     assert placer.weighed(asked(world, 3, 1))[0].ttft_s > 10 * view[0].ttft_s
 
 
-def test_what_shares_its_prompt_with_what_decodes_waits_for_no_memory() -> None:
-    """Each worker has room for 1,008 tokens and two requests of 472, of whose prompts 384 tokens are the same."""
+@pytest.mark.parametrize("chunks", [24, 31])
+def test_what_shares_its_prompt_with_what_decodes_waits_for_no_memory(chunks: int) -> None:
+    """Each worker has room for 1,088 tokens and two requests of 472 or 584, of whose prompts 384 or 496 are the same.
+    What is shared is known at 24 chunks and at 32."""
     world, placer = placed_by(Objectives(5.0, 0.1))
-    shared = prompt(1, 24 * CHUNK)
+    shared = prompt(1, chunks * CHUNK)
     for name in ("d0", "d1"):
-        world.blocks(name, 63)
+        world.blocks(name, 68)
         world.holds(name, shared)
     for number in range(4):
         job = world.job([*shared, *prompt(10 + number, 5 * CHUNK)])
