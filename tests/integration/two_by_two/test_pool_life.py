@@ -6,7 +6,7 @@ The answers to compare with are those of the service before; that they are plain
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
 from tests.integration.conftest import all_blocks_free, until
-from tests.integration.two_by_two.conftest import TwoByTwo, lost
+from tests.integration.two_by_two.conftest import TwoByTwo
 
 pytestmark = [
     pytest.mark.integration,
@@ -93,8 +93,8 @@ async def test_a_drain_and_a_rolling_restart_under_load_lose_nothing(two_by_two:
 
 
 async def _lose_nothing(client: AsyncClient, expected: Sequence[list[int]]) -> None:
-    load, outcomes_before, lost_before = Load(client, expected), await _outcomes(client), await lost(client)
-    async with load.running():
+    load, outcomes_before = Load(client, expected), await _outcomes(client)
+    async with load.running(), _processes_seen(client) as processes:
         await _followed(client.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="prefill-1")))
         assert await _sizes(client) == [(1, 1), (2, 2)]
         before = await _generations(client)
@@ -102,7 +102,9 @@ async def _lose_nothing(client: AsyncClient, expected: Sequence[list[int]]) -> N
     after = await _generations(client)
     assert after.keys() == before.keys() == {"prefill-0", "decode-0", "decode-1"}
     assert all(after[name] > before[name] for name in before)
-    assert await lost(client) == lost_before
+    # Its old process and its new one: nobody's ended without being told to. One that is late in saying that it is there
+    # counts as lost until it says so again, and may be late on a busy machine.
+    assert {name: len(processes[name]) for name in before} == dict.fromkeys(before, 2)
     assert await _outcomes(client) - outcomes_before == {"finished": len(load.routes)}
     assert {route.decode_worker_id for route in load.routes} == {"decode-0", "decode-1"}
     await until(lambda: all_blocks_free(client), "all blocks free")
@@ -120,6 +122,26 @@ async def _sizes(client: AsyncClient) -> list[tuple[int, int]]:
 
 async def _outcomes(client: AsyncClient) -> Counter[str]:
     return Counter((await client.router_status()).outcomes)
+
+
+@asynccontextmanager
+async def _processes_seen(client: AsyncClient) -> AsyncIterator[dict[str, set[int]]]:
+    """By name of a worker, the processes that it has had during the block."""
+    seen: dict[str, set[int]] = {}
+
+    async def look() -> None:
+        while True:
+            for view in await client.workers():
+                seen.setdefault(view.registration.worker_id, set()).add(view.registration.pid)
+            await asyncio.sleep(PAUSE_S)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield seen
+    finally:
+        looking.cancel()
+        with suppress(asyncio.CancelledError):
+            await looking
 
 
 async def _generations(client: AsyncClient) -> dict[str, int]:
