@@ -38,7 +38,7 @@ from kv_transfer.handoff.rules import DEADLINE_PARAM, PullLedger, is_late
 from kv_transfer.handoff.tokens_digest import TOKENS_DIGEST_PARAM, is_of, stamp
 from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
-from kv_transfer.tiers.host_tier import HostTiering
+from kv_transfer.tiers.host_tiering import HostTiering
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -202,8 +202,9 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             self.quarantine.take_in(report.pulls, lambda request_id: self._pulled_blocks[request_id])
             self.content.take_in(report.content)
             connector_output.kv_connector_worker_meta = report.copies
+        # Of the others, loads from host memory come to it.
+        finished = set(connector_output.finished_recving or ())
         super().update_connector_output(connector_output)
-        finished = connector_output.finished_recving or set()
         failed = finished & (connector_output.failed_recving or set())
         self.handoffs_pulled += len(finished - failed)
         self.handoffs_recomputed += len(failed)

@@ -27,6 +27,8 @@ class SessionLedger:
     finished: bool = False
     cached_tokens: int = 0
     _had_tokens: int = 0
+    # Found when it was admitted, and loaded since: for the next step that computes any of it.
+    _found_tokens: int = 0
     _first: list[SessionEvent] = field(default_factory=list)
     _last: deque[SessionEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
 
@@ -63,11 +65,17 @@ class SessionLedger:
             self.queued = True
             self.note(SessionEventKind.QUEUED, now_s, self.tokens.prompt_tokens)
 
+    def found(self, tokens: int) -> None:
+        """So many were found when it was admitted, and it waits for what of them lies in host memory."""
+        self._found_tokens = tokens
+
     def scheduled(self, found_tokens: int, computed_tokens: int, reached_tokens: int, now_s: float) -> None:
         """A step computes these many tokens of it, after these many were found when it was admitted.
 
         reached_tokens: how much of the prompt has its KV after the step.
         """
+        found_tokens = max(found_tokens, min(self._found_tokens, reached_tokens - computed_tokens))
+        self._found_tokens = 0
         # What it finds beyond what it has had itself is others' work.
         self.cached_tokens += max(0, found_tokens - self._had_tokens)
         self._had_tokens = max(self._had_tokens, reached_tokens)
@@ -88,6 +96,7 @@ class SessionLedger:
         """At most so many tokens in front of the prompt are still those of before."""
         self.cached_tokens = min(self.cached_tokens, tokens)
         self._had_tokens = min(self._had_tokens, tokens)
+        self._found_tokens = min(self._found_tokens, tokens)
 
     def caught_up(self, now_s: float) -> None:
         """The KV of all input so far is on the device."""

@@ -45,6 +45,7 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
     _idle_room_blocks: int
     # Of `TieredScheduling`.
     tokens_in_host_memory: Callable[[Any, int], int]
+    loads_beside_steps: Callable[[str], bool]
     # Blocks of a waiting contender's prefix hit that others hold: they cost it nothing.
     _shared_hits: dict[str, int]
     # Planned for the steps before, which computed nothing: vLLM had no room for what would be loaded for them.
@@ -345,10 +346,12 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             self._note_unscheduled(self.requests[request_id], before[request_id], now_s)
 
     def _note_unscheduled(self, request: Any, computed_before: int, now_s: float) -> None:
-        """Planned, and then not scheduled: no block was free, or vLLM preempted it for one that was."""
+        """Planned, and then not scheduled: it is being loaded, no block was free, or vLLM preempted it for another."""
         ledger = self._sessions.get(request.request_id)
         if request.waiting_since_s == NEVER:
             request.waiting_since_s = now_s
+        if ledger is not None and self.loads_beside_steps(request.request_id):
+            ledger.found(request.num_computed_tokens)
         if ledger is not None and request.status is RequestStatus.PREEMPTED and not ledger.preempted:
             ledger.preempt(swapped=False, tokens=computed_before, now_s=now_s)
             ledger.ready(0)

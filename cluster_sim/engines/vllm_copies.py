@@ -9,14 +9,14 @@ from cluster_sim.costs.step_work import CostModel
 from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport
 from kv_transfer.host_memory.host_swap import COPIES
 from kv_transfer.host_memory.swap_ledger import SwapCopies
-from kv_transfer.tiers.host_tier import BACKGROUND
+from kv_transfer.tiers.host_tiering import BACKGROUND
 
 
 class Copies:
     """Those in the background come one after the other; the step waits for the others."""
 
     def __init__(self, cost_model: CostModel, block_tokens: int) -> None:
-        # Of the loads that steps have waited for, since the start.
+        # Of the loads since the start.
         self.loaded_s, self.loaded_tokens = 0.0, 0
         # In the background: end, number, direction and seconds of each.
         self.under_way: deque[tuple[float, int, str, float]] = deque()
@@ -33,6 +33,7 @@ class Copies:
         for each in copies:
             out, back = len(each.copies.out) * self._block_tokens, len(each.copies.back) * self._block_tokens
             seconds = self._model.store_s(out) if out else self._model.load_s(back)
+            self._count_load(back)
             self._free_s = max(self._free_s, now_s) + seconds
             self.under_way.append((self._free_s, each.number, "out" if out else "back", seconds))
 
@@ -40,10 +41,13 @@ class Copies:
         """Seconds of copies that their step waits for."""
         out, back = len(copies.out) * self._block_tokens, len(copies.back) * self._block_tokens
         seconds = (self._model.store_s(out) if out else 0.0) + (self._model.load_s(back) if back else 0.0)
-        if back:
-            self.loaded_s += self._model.load_s(back)
-            self.loaded_tokens += back
+        self._count_load(back)
         return seconds
+
+    def _count_load(self, tokens: int) -> None:
+        if tokens:
+            self.loaded_s += self._model.load_s(tokens)
+            self.loaded_tokens += tokens
 
     def next_s(self) -> float:
         return self.under_way[0][0] if self.under_way else math.inf

@@ -36,7 +36,7 @@ from kv_transfer.claims.block_events import EventfulBlockPool
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
 from kv_transfer.tiers import tiered_scheduling
-from kv_transfer.tiers.host_tier import HostTiering
+from kv_transfer.tiers.host_tiering import HostTiering
 from kv_transfer.tiers.settings import TierSettings
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import StreamingScheduler

@@ -5,7 +5,7 @@ admitted again, its tokens are an external match that is loaded before the step 
 step run before its forward pass, all copies out before all copies back (`kv_transfer.host_memory.swap_ledger`), on the
 stream that computes, so that steps in flight are ordered as well.
 
-`kv_transfer.tiers.host_tier` mixes it in.
+`kv_transfer.tiers.host_tiering` mixes it in.
 """
 
 from typing import TYPE_CHECKING, Any

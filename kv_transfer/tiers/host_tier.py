@@ -1,66 +1,44 @@
-"""The host tier of cached prefixes, as part of a vLLM KV connector: the shell around `kv_transfer.tiers.prefix_tiers`.
+"""The host tier of one scheduler: what is copied when, and who waits for it; a shell around `prefix_tiers`.
 
-Copies that a request waits for travel with those of host swap and run at the start of a step, before anything is
-computed (`kv_transfer.host_memory.host_swap`). The others run in the background and take as many steps as they need
+Loads that a step waits for travel with the copies of host swap and run at its start, before anything is computed
+(`kv_transfer.host_memory.host_swap`). The other copies run in the background and take as many steps as they need
 (`kv_transfer.host_memory.copy_worker`); until the workers report them, what they read and write belongs to them:
     loaded         host slots, held until the step that reads them is built, to blocks of a request that is admitted
+    loaded later   host slots, referenced, to blocks of a request that vLLM lets wait, as for KV of another worker
     copied out     blocks whose KV an earlier step has written, referenced; the slots are in no tree yet
     promoted       host slots, referenced, to blocks taken from the pool and not yet published
-Prefixes and swapped-out sessions share the slots: a session's are never taken, and it may take those of prefixes.
+Whoever would load what is being loaded waits until it has landed, and shares its blocks. A request whose load failed
+computes what it lacks.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kv_transfer import vllm_private
-from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport, CopyWorker
-from kv_transfer.host_memory.host_swap import COPIES, HostSwapping
-from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
+from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport
+from kv_transfer.host_memory.swap_ledger import SwapCopies
 from kv_transfer.tiers.device_pool import TieredBlockPool
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
-from kv_transfer.tiers.tier_terms import CopyOut, Promotion
+from kv_transfer.tiers.tier_terms import CopyOut, Load, Promotion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    import torch
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-BACKGROUND = "rachis_background_copies"
 # Prefixes that wait for their turn to be copied out; the oldest are given up.
 _MOST_OFFERS = 256
-
-
-class SharedSlots:
-    """What the tiers leave of their slots to others: the free ones, and those that a cached prefix gives up."""
-
-    def __init__(self, tiers: PrefixTiers) -> None:
-        self._tiers = tiers
-        self.size = tiers.slots.size
-
-    @property
-    def free(self) -> int:
-        return self._tiers.free_slots
-
-    def allocate(self, number: int) -> list[int] | None:
-        return self._tiers.claim(number)
-
-    def release(self, slots: "Sequence[int]") -> None:
-        self._tiers.slots.release(slots)
 
 
 @dataclass(slots=True)
 class _Running:
     """A copy in the background."""
 
-    plan: CopyOut | Promotion
-    # Device blocks that it holds.
+    plan: CopyOut | Load | Promotion
+    # Device blocks that it holds; those of a load are its request's.
     blocks: "list[KVCacheBlock]"
     # Of so many workers are still due.
     reports: int
@@ -71,6 +49,7 @@ class HostTier:
     """The tiers of one scheduler, as its connector drives them.
 
     budget: blocks on their way to host memory at most. workers: of the engine, each of which makes every copy.
+    runs_beside(seconds): whether a load that takes so long, None where that is not known, runs beside steps.
     """
 
     def __init__(
@@ -82,6 +61,7 @@ class HostTier:
         *,
         budget: int,
         workers: int,
+        runs_beside: "Callable[[float | None], bool]",
     ) -> None:
         self.tiers = tiers
         self._pool = pool
@@ -89,12 +69,21 @@ class HostTier:
         self._block_size = block_size
         self._budget = budget
         self._workers = workers
-        # Of a waiting request: its first block that can be loaded from host memory, and how many.
-        self._hits: dict[str, tuple[int, int]] = {}
+        self._runs_beside = runs_beside
+        # Of a waiting request: its first block that can be loaded from host memory, how many, and whether beside steps.
+        self._hits: dict[str, tuple[int, int, bool]] = {}
         self._loads: list[tuple[int, int]] = []
         # Tokens that were loaded for a request when it was last admitted.
         self._loaded: dict[str, int] = {}
         self._held: list[int] = []
+        # Loads beside steps: those that begin with the step that is being built, what is on its way, whose has landed
+        # since vLLM was last told, and the tokens that requests have whose load has failed since they were last told.
+        self._begun: list[BackgroundCopy] = []
+        self._arriving: set[Any] = set()
+        self._landed: set[str] = set()
+        self._failed: dict[str, int] = {}
+        # Requests that load nothing any more.
+        self._computing: set[str] = set()
         # Scheduled by the step before, and how much of each request has been offered.
         self._scheduled: list[Request] = []
         self._offered_blocks: dict[str, int] = {}
@@ -109,20 +98,29 @@ class HostTier:
         """A waiting request takes what it lacks from elsewhere."""
         self._hits.pop(request_id, None)
 
-    def hit(self, request: "Request", num_computed_tokens: int) -> int:
-        """Tokens of a waiting request that host memory has behind those it finds on the device."""
+    def hit(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens of a waiting request that host memory has behind those it finds on the device, and whether they are
+        loaded beside steps. None: others are loading them."""
         self.miss(request.request_id)
         count = self._blocks_behind(request, num_computed_tokens)
-        if count:
-            self._hits[request.request_id] = num_computed_tokens // self._block_size, count
-        return count * self._block_size
+        if not count:
+            return 0, False
+        first = num_computed_tokens // self._block_size
+        if request.block_hashes[first] in self._arriving:
+            return None, False
+        counters = self.tiers.counters
+        copied = counters.timed * self._workers
+        load_s = count * (counters.copy_out_s + counters.copy_back_s) / copied if copied else None
+        later = self._runs_beside(load_s)
+        self._hits[request.request_id] = first, count, later
+        return count * self._block_size, later
 
     def tokens_behind(self, request: "Request", num_computed_tokens: int) -> int:
-        """What `hit` would say; changes nothing."""
+        """What `hit` would find; changes nothing."""
         return self._blocks_behind(request, num_computed_tokens) * self._block_size
 
     def _blocks_behind(self, request: "Request", num_computed_tokens: int) -> int:
-        remote = (request.kv_transfer_params or {}).get("do_remote_prefill")
+        remote = (request.kv_transfer_params or {}).get("do_remote_prefill") or request.request_id in self._computing
         if remote or request.skip_reading_prefix_cache or num_computed_tokens % self._block_size:
             return 0
         # One token at least has to be computed.
@@ -131,17 +129,39 @@ class HostTier:
 
     def load(self, request: "Request", blocks: "KVCacheBlocks") -> bool:
         """The request is admitted and has got these device blocks. False: it reads nothing from here."""
-        first, count = self._hits.pop(request.request_id, (0, 0))
+        first, count, later = self._hits.pop(request.request_id, (0, 0, False))
         if not count:
             return False
         slots = self.tiers.host_slots_of(request.block_hashes, first, count)
         assert len(slots) == count, "a host hit has gone while its request was admitted"
         (device_blocks,) = blocks.get_block_ids()
         self.tiers.hold(slots)
-        self._held += slots
         self._loaded[request.request_id] = count * self._block_size
-        self._loads += zip(device_blocks[first : first + count], slots, strict=True)
+        pairs = tuple(zip(device_blocks[first : first + count], slots, strict=True))
+        if later:
+            load = Load(request.request_id, tuple(request.block_hashes[: first + count]), first, tuple(slots))
+            self._arriving.update(load.hashes[first:])
+            self._begun.append(self._begin(load, [], SwapCopies(back=pairs)))
+        else:
+            self._held += slots
+            self._loads += pairs
         return True
+
+    def is_loading(self, request_id: str) -> bool:
+        """Whether its load runs beside steps."""
+        return any(
+            isinstance(each.plan, Load) and each.plan.request_id == request_id for each in self._running.values()
+        )
+
+    def take_landed(self) -> set[str]:
+        """Requests whose loads beside steps have ended since the last call, one way or the other."""
+        landed, self._landed = self._landed, set()
+        return landed
+
+    def take_failed(self) -> dict[str, int]:
+        """Of those whose loads have failed since the last call: how many of their tokens have KV."""
+        failed, self._failed = self._failed, {}
+        return failed
 
     def loaded_tokens(self, request_id: str) -> int:
         """What an admitted request got from host memory. The second call answers 0."""
@@ -151,6 +171,7 @@ class HostTier:
         self._hits.pop(request_id, None)
         self._loaded.pop(request_id, None)
         self._offered_blocks.pop(request_id, None)
+        self._computing.discard(request_id)
 
     # For steps.
 
@@ -161,7 +182,7 @@ class HostTier:
 
     def background(self) -> list[BackgroundCopy]:
         """Copies that begin with the step that is being built."""
-        begun = self._copies_out()
+        begun, self._begun = [*self._begun, *self._copies_out()], []
         promotion = self._promotion() if self._prefilled else None
         return [*begun, promotion] if promotion is not None else begun
 
@@ -199,13 +220,28 @@ class HostTier:
         self.tiers.counters.timed += len(plan.slots) * (not running.failed)
         if isinstance(plan, CopyOut):
             (self.tiers.copy_failed if running.failed else self.tiers.copied_out)(plan)
+        elif isinstance(plan, Load):
+            self._end_load(plan, failed=running.failed)
         elif running.failed:
             self.tiers.promotion_failed(plan)
         else:
             self.tiers.promoted(plan, self._pool.publish(plan.hashes, plan.first, running.blocks[plan.first :]))
         self._pool.free_blocks(reversed(running.blocks))
 
-    def _begin(self, plan: CopyOut | Promotion, blocks: "list[KVCacheBlock]", copies: SwapCopies) -> BackgroundCopy:
+    def _end_load(self, load: Load, *, failed: bool) -> None:
+        self.tiers.let_go(load.slots, loaded=not failed)
+        self.tiers.counters.copied_back_beside_steps += len(load.slots) * (not failed)
+        self._arriving.difference_update(load.hashes[load.first :])
+        self._landed.add(load.request_id)
+        if failed:
+            self.tiers.counters.copies_failed += len(load.slots)
+            self._failed[load.request_id] = load.first * self._block_size
+            self._loaded.pop(load.request_id, None)
+            self._computing.add(load.request_id)
+
+    def _begin(
+        self, plan: CopyOut | Load | Promotion, blocks: "list[KVCacheBlock]", copies: SwapCopies
+    ) -> BackgroundCopy:
         self._last_number += 1
         self._running[self._last_number] = _Running(plan, blocks, self._workers)
         return BackgroundCopy(self._last_number, copies)
@@ -251,92 +287,3 @@ class HostTier:
         taken = self._pool.get_new_blocks(len(promotion.slots))
         pairs = zip([block.block_id for block in taken], promotion.slots, strict=True)
         return self._begin(promotion, [*before, *taken], SwapCopies(back=tuple(pairs)))
-
-
-class HostTiering(HostSwapping):
-    """Mixin for a vLLM connector; goes before it in the bases. Without `attach` it does nothing."""
-
-    host_tier: HostTier | None = None
-    _copy_worker: CopyWorker | None = None
-
-    # Scheduler side.
-
-    def use_pool(self, pool: Any) -> None:
-        """The scheduler is ready: its pool of device blocks."""
-
-    def attach(
-        self, tiers: PrefixTiers, pool: TieredBlockPool, requests: "Mapping[str, Request]", budget: int
-    ) -> HostTier:
-        """The scheduler is ready: its tiers and its pool, its table of requests. budget: see `HostTier`."""
-        self.swaps = SwapLedger(SharedSlots(tiers), self._block_size)
-        self.host_tier = HostTier(
-            tiers, pool, requests, self._block_size, budget=budget, workers=vllm_private.workers_of(self)
-        )
-        return self.host_tier
-
-    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        matched, later = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        assert self.swaps is not None
-        if self.host_tier is None:
-            return matched, later
-        if matched != 0 or self.swaps.tokens(request.request_id):
-            self.host_tier.miss(request.request_id)
-            return matched, later
-        return self.host_tier.hit(request, num_computed_tokens), False
-
-    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        if self.host_tier is not None and num_external_tokens and self.host_tier.load(request, blocks):
-            num_external_tokens = 0
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-
-    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
-        tier = self.host_tier
-        # Decided before any request gives up a slot that a copy of this step reads.
-        background = tier.background() if tier is not None else []
-        metadata: KVConnectorMetadata = super().build_connector_meta(scheduler_output)
-        setattr(metadata, BACKGROUND, background)
-        if tier is not None:
-            swaps: SwapCopies = getattr(metadata, COPIES)
-            setattr(metadata, COPIES, SwapCopies(swaps.out, (*swaps.back, *tier.loads().back)))
-            tier.built(scheduler_output)
-        return metadata
-
-    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        super().update_connector_output(connector_output)
-        report = connector_output.kv_connector_worker_meta
-        if self.host_tier is not None and isinstance(report, CopyReport):
-            self.host_tier.take_in(report)
-
-    def has_pending_push_work(self) -> bool:
-        """Whether the engine has to go on stepping without requests: for copies in the background."""
-        return (self.host_tier is not None and self.host_tier.has_work) or super().has_pending_push_work()
-
-    def request_finished(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        if self.host_tier is not None:
-            self.host_tier.forget(request.request_id)
-        return super().request_finished(request, block_ids)
-
-    def request_finished_all_groups(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        if self.host_tier is not None:
-            self.host_tier.forget(request.request_id)
-        return super().request_finished_all_groups(request, block_ids)
-
-    # Worker side.
-
-    def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
-        super().register_kv_caches(kv_caches)
-        if self._host_pool is not None:
-            self._copy_worker = CopyWorker(self._host_pool)
-
-    def handle_preemptions(self, kv_connector_metadata: "KVConnectorMetadata") -> None:
-        super().handle_preemptions(kv_connector_metadata)
-        if self._copy_worker is not None:
-            self._copy_worker.begin(getattr(kv_connector_metadata, BACKGROUND))
-
-    def build_connector_worker_meta(self) -> "KVConnectorWorkerMetadata | None":
-        return self._copy_worker.report() if self._copy_worker is not None else None
-
-    def shutdown(self) -> None:
-        if self._copy_worker is not None:
-            self._copy_worker.close()
-        super().shutdown()

@@ -53,6 +53,16 @@ class CopyOut:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Blocks `first` and following of a waiting request's prefix, from these slots to blocks of its own."""
+
+    request_id: str
+    hashes: tuple[BlockHash, ...]
+    first: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Promotion:
     """Host slots to as many device blocks that the caller takes from the pool, for blocks `first` and following."""
 
@@ -72,6 +82,8 @@ class TierCounters:
     copied_out: int = 0
     # Promotions among it.
     copied_back: int = 0
+    # Of these, for requests that waited for them while steps computed others.
+    copied_back_beside_steps: int = 0
     copies_failed: int = 0
     # What the copies in the background took, all workers of the engine together.
     copy_out_s: float = 0.0

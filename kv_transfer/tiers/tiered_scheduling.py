@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
+from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from kv_transfer.claims.block_events import emit_where_blocks_lie
 from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
 from kv_transfer.request_tenant import tenant_of
 from kv_transfer.tiers.device_pool import take_over
-from kv_transfer.tiers.host_tier import HostTier, HostTiering
+from kv_transfer.tiers.host_tier import HostTier
+from kv_transfer.tiers.host_tiering import HostTiering
+from kv_transfer.tiers.later_loads import LaterLoads
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.settings import TierSettings, make_tiers
 
@@ -41,6 +44,7 @@ class TieredScheduling(_Scheduler):
         # The step that has ended last.
         self.stepped: SchedulerOutput | None = None
         self._host_tier: HostTier | None = None
+        self._later_loads = LaterLoads()
         self._counted_blocks: dict[str, int] = {}
         # Requests whose prompts are still to be counted.
         self._uncounted: dict[str, Request] = {}
@@ -60,7 +64,13 @@ class TieredScheduling(_Scheduler):
         self.tiers = make_tiers(settings, pool.num_gpu_blocks, slots, lambda block: pool.blocks[block].ref_cnt > 0)
         take_over(pool, self.tiers)
         if connector is not None and slots:
-            self._host_tier = connector.attach(self.tiers, pool, self.requests, settings.copy_blocks)
+            self._host_tier = connector.attach(
+                self.tiers,
+                pool,
+                self.requests,
+                settings.copy_blocks,
+                self._runs_beside_steps,
+            )
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
@@ -75,14 +85,43 @@ class TieredScheduling(_Scheduler):
         """Of a waiting request, what would be loaded behind those tokens that it finds on the device."""
         return 0 if self._host_tier is None else self._host_tier.tokens_behind(request, device_tokens)
 
+    def _runs_beside_steps(self, load_s: float | None) -> bool:
+        """Of a load for a request that waits. All others that run, or wait for a step, would be held up by it."""
+        return self._later_loads.runs_beside(load_s, len(self.running) + len(self.waiting) - 1)
+
+    def loads_beside_steps(self, request_id: str) -> bool:
+        """Whether it waits until what it found in host memory has been loaded."""
+        return self._host_tier is not None and self._host_tier.is_loading(request_id)
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         for name in [name for name in self._uncounted if name in self._begun]:
             self._count(name)
-        return super().schedule(throttle_prefills)
+        output = super().schedule(throttle_prefills)
+        if self._host_tier is not None and output.total_num_scheduled_tokens:
+            self._later_loads.began(output, monotonic_s())
+        return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         self.stepped = scheduler_output
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self._host_tier is not None:
+            self._later_loads.ended(scheduler_output, monotonic_s())
+            for name, tokens in self._host_tier.take_failed().items():
+                request = self.requests.get(name)
+                if request is not None and not request.is_finished():
+                    self._compute_instead(request, tokens)
+        return outputs
+
+    def _compute_instead(self, request: Request, tokens: int) -> None:
+        """Of what was to be loaded for a request it has no more than these."""
+        request.num_computed_tokens = tokens
+        self.failed_recving_kv_req_ids.add(request.request_id)
+        if request.prefill_stats is not None and not request.num_preemptions:
+            request.prefill_stats.set(
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_local_cached_tokens=tokens,
+                num_external_cached_tokens=0,
+            )
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         if self.tiers is not None:

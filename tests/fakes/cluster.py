@@ -65,7 +65,7 @@ _POOLS: "dict[wire.Pool.ValueType, tuple[str, Callable[..., WorkerServiceBase]]]
 }
 
 
-async def until(holds: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+async def until(holds: Callable[[], bool], *, timeout_s: float = 300.0) -> None:
     """Lets everything else run until it is so; bounded, for what never comes: a busy machine takes its time.
 
     What comes at once is seen in the turn of the loop that it comes in; what takes longer is no reason to keep a core.

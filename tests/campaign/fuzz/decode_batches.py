@@ -26,7 +26,7 @@ from tests.campaign.fuzz.kv_checking_runner import adapter, expected_tokens
 from tests.campaign.fuzz.session_moves import VOCABULARY
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, STEP_S, SimulatedEngine, SteppedClock
 from tests.campaign.fuzz.tally import Tally, raised
-from tests.campaign.fuzz.worlds import World, share_of, with_adapters, with_tenants
+from tests.campaign.fuzz.worlds import World, share_of, with_adapters, with_copies, with_tenants
 from worker_runtime.vllm_conversion import REQUEST_DEADLINE_ARG
 
 _MOST_TOKENS = 40
@@ -59,7 +59,7 @@ def drawn(rng: random.Random) -> World:
         consumer=rng.random() < 0.7,
         decode=settings,
     )
-    return with_tenants(with_adapters(world, rng), rng)
+    return with_copies(with_tenants(with_adapters(world, rng), rng), rng)
 
 
 class _Simulation:

@@ -72,13 +72,22 @@ class _State:
 
 class KvCheckingRunner:
     """`step` carries out one scheduler output. places: model-runner places, for V2. adapters: of one step at
-    most. failed_loads: how many have."""
+    most. copy_s: what it says that a block of a copy in the background takes. failed_loads: how many have."""
 
     def __init__(
-        self, *, v2: bool, blocks: int, block_size: int, places: int, host_slots: int, adapters: int = 0
+        self,
+        *,
+        v2: bool,
+        blocks: int,
+        block_size: int,
+        places: int,
+        host_slots: int,
+        adapters: int = 0,
+        copy_s: float = 0.0,
     ) -> None:
         self._v2 = v2
         self._adapters = adapters
+        self._copy_s = copy_s
         self._block_size = block_size
         self._places = places
         self._kv = [[-1] * block_size for _ in range(blocks)]
@@ -149,6 +158,8 @@ class KvCheckingRunner:
             report.ended[copy.number] += 1
             if copy.number % _FAILS_EVERY:
                 self._carry_out(copy.copies)
+                report.seconds["out"] += self._copy_s * len(copy.copies.out)  # type: ignore[assignment]
+                report.seconds["back"] += self._copy_s * len(copy.copies.back)  # type: ignore[assignment]
             else:
                 report.failed.add(copy.number)
                 for _, slot in copy.copies.out:

@@ -18,7 +18,7 @@ from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
 from kv_transfer.tiers.host_tier import HostTier
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.radix_tree import RadixTree
-from kv_transfer.tiers.tier_terms import CopyOut, Promotion
+from kv_transfer.tiers.tier_terms import CopyOut, Load, Promotion
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker import session_input
 from prefill_worker.partial_budget import PartialBudget
@@ -176,6 +176,42 @@ def _copies_are_there_too_early() -> AbstractContextManager[Any]:
     return mock.patch.object(HostTier, "_begin", begin_and_tell)
 
 
+def _loads_are_there_too_early() -> AbstractContextManager[Any]:
+    load = HostTier.load
+
+    def load_and_tell(self: HostTier, request: Any, blocks: Any) -> bool:
+        is_loaded = load(self, request, blocks)
+        if self.is_loading(request.request_id):
+            self._landed.add(request.request_id)
+        return is_loaded
+
+    def take_landed_once(self: HostTier) -> set[str]:
+        there = {each for each in self._landed if each in self._requests}
+        self._landed -= there
+        return there
+
+    return mock.patch.multiple(HostTier, load=load_and_tell, take_landed=take_landed_once)
+
+
+def _failed_loads_are_not_computed() -> AbstractContextManager[Any]:
+    return mock.patch.object(TieredScheduling, "_compute_instead", lambda self, request, tokens: None)
+
+
+def _loads_hold_no_slots() -> AbstractContextManager[Any]:
+    begin, end = HostTier._begin, HostTier._end_load
+
+    def begin_and_let_go(self: HostTier, plan: Any, blocks: Any, copies: SwapCopies) -> Any:
+        if isinstance(plan, Load):
+            self.tiers.let_go(plan.slots, loaded=False)
+        return begin(self, plan, blocks, copies)
+
+    def hold_and_end(self: HostTier, load: Load, *, failed: bool) -> None:
+        self.tiers.hold([each for each in load.slots if self.tiers.slots.count(each)])
+        end(self, load, failed=failed)
+
+    return mock.patch.multiple(HostTier, _begin=begin_and_let_go, _end_load=hold_and_end)
+
+
 def _loads_from_the_wrong_slot() -> AbstractContextManager[Any]:
     host_slots_of = PrefixTiers.host_slots_of
 
@@ -289,6 +325,17 @@ PLANTS: Mapping[str, Plant] = {
     ),
     "adapters_of_a_step_are_not_counted": Plant(
         "a step computes more adapters than it has places for", _adapters_of_a_step_are_not_counted, real=False
+    ),
+    "loads_are_there_too_early": Plant(
+        "a request reads blocks before what is loaded for it beside steps has landed",
+        _loads_are_there_too_early,
+        real=False,
+    ),
+    "failed_loads_are_not_computed": Plant(
+        "a request reads the rubbish that a failed load has left", _failed_loads_are_not_computed, real=False
+    ),
+    "loads_hold_no_slots": Plant(
+        "a host slot is written by another copy while it is loaded from", _loads_hold_no_slots, real=False
     ),
     "loads_from_the_wrong_slot": Plant("host blocks are loaded in a wrong order", _loads_from_the_wrong_slot),
     "plans_do_not_see_host_memory": Plant(

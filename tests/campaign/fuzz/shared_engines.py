@@ -32,7 +32,7 @@ from tests.campaign.fuzz.kv_checking_runner import expected_tokens, root_of
 from tests.campaign.fuzz.simulated import Simulation
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SteppedClock
 from tests.campaign.fuzz.tally import Tally, raised
-from tests.campaign.fuzz.worlds import World, with_adapters, with_tenants
+from tests.campaign.fuzz.worlds import World, with_adapters, with_copies, with_tenants
 
 # 10 ms for a step, and 1 ms for each token of a prompt.
 COSTS = EngineCosts(decode_step_s=0.010, prefill_s_per_token=0.001)
@@ -77,7 +77,7 @@ def drawn(rng: random.Random) -> World:
     world = replace(world, is_measured=world.policy in BOUND_PARTIAL, has_priorities=world.places == 12)
     world = with_adapters(world, rng) if rng.random() < 0.3 else world
     best_effort_tpot_s = rng.choice((None, 0.0, 4 * world.tpot_s))
-    world = with_tenants(world, rng)
+    world = with_copies(with_tenants(world, rng), rng)
     return replace(world, best_effort_tpot_s=best_effort_tpot_s) if world.has_priorities else world
 
 

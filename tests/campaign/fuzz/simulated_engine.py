@@ -63,6 +63,7 @@ class SimulatedEngine:
             places=world.places,
             host_slots=world.host_slots,
             adapters=world.adapters_in_step if world.adapters else 0,
+            copy_s=world.copy_s,
         )
         self.answers: dict[str, list[int]] = {}
         self.records: dict[str, SessionRecord] = {}
@@ -319,6 +320,7 @@ def _tiers(world: World) -> dict[str, Any]:
         "admission": world.admission,
         "frequency_threshold": world.frequency_threshold,
         "copy_blocks": 7,
+        "promotion": world.promotion,
         "promotion_blocks": 5,
         "promotion_pause": 2,
         "filter_entries": 1024,

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.request import RequestStatus
 
 from kv_transfer import vllm_private
-from kv_transfer.tiers.host_tier import HostTiering
+from kv_transfer.tiers.host_tiering import HostTiering
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ class World:
     ttft_s: float = 5.0
     # Likewise.
     best_effort_ttft_s: float | None = None
+    # What a copy of a block in the background is said to take: from it follows which loads run beside steps.
+    copy_s: float = 0.0
+    promotion: bool = True
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "World":
@@ -90,7 +93,7 @@ class World:
         # Prefixes in host memory that are longer than a step, beside idle sessions on a device that is full.
         is_host_rich = rng.random() < 0.15
         world = replace(world, **_HOST_RICH) if is_host_rich else with_adapters(world, rng)
-        return with_tenants(world, rng)
+        return with_copies(with_tenants(world, rng), rng)
 
     @property
     def scheduler_class(self) -> type:
@@ -108,6 +111,10 @@ def share_of(number: int) -> TenantShare:
 
 def with_tenants(world: World, rng: random.Random) -> World:
     return replace(world, tenants=rng.choice((0, 0, 1, 3, 5)))
+
+
+def with_copies(world: World, rng: random.Random) -> World:
+    return replace(world, copy_s=rng.choice((0.0, 0.02, 0.02)))
 
 
 def with_adapters(world: World, rng: random.Random) -> World:

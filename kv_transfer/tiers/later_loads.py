@@ -1,0 +1,42 @@
+"""Which loads from host memory a step waits for, and which run beside steps while their requests wait. Pure.
+
+A load that a step waits for costs every other request, of the step and behind it, what the copy takes. One that runs
+beside steps costs its own request alone: the rest of the step that computes when it lands. Whatever costs less in sum
+is done (docs/decisions/0079).
+"""
+
+from collections import deque
+
+
+class LaterLoads:
+    """Told of steps by whoever takes them; several may be under way, and end in order."""
+
+    def __init__(self) -> None:
+        # What the last step took that computed anything; 0 before the first.
+        self.step_s = 0.0
+        # (step, when it began).
+        self._under_way: deque[tuple[object, float]] = deque()
+        self._ended_s = 0.0
+
+    def began(self, step: object, now_s: float) -> None:
+        """step: what `ended` will be told of."""
+        self._under_way.append((step, now_s))
+
+    def ended(self, step: object, now_s: float) -> None:
+        """Steps that it was not told of are ignored."""
+        if not any(each is step for each, _ in self._under_way):
+            return
+        while self._under_way:
+            each, began_s = self._under_way.popleft()
+            if each is step:
+                # One that began while another one was under way has waited for it.
+                self.step_s = now_s - max(began_s, self._ended_s)
+                self._ended_s = now_s
+                return
+
+    def runs_beside(self, load_s: float | None, others: int) -> bool:
+        """Whether a load that takes so long runs beside steps. None: no copy has been measured yet.
+
+        others: requests that would be held up by it: of the step, and behind it.
+        """
+        return others > 0 and (load_s is None or load_s * others > self.step_s)

@@ -1,0 +1,162 @@
+"""Loads from host memory that no step waits for.
+
+Real schedulers without a model, on a clock that is moved by hand (`simulated`), whose runner carries out what copies in
+the background are told to, some steps late.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from decode_worker.batch_settings import BatchSettings
+from prefill_worker.streaming_request import LOADING
+from tests.campaign.fuzz import kv_checking_runner
+from tests.campaign.fuzz.kv_checking_runner import expected_tokens
+from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine, SteppedClock
+from tests.campaign.fuzz.worlds import World
+from tests.integration.test_streaming_fairness import numbered, turn
+from tests.integration.test_streaming_host_hits import in_host_memory_only
+
+pytestmark = pytest.mark.integration
+
+PREFIX = numbered(1, 960)
+COMPUTED = 10
+PROBE = [*PREFIX, *numbered(3, COMPUTED)]
+_PLAIN = World(blocks=401, host_slots=400, token_budget=1024, copy_s=0.02, eviction="lru", promotion=False)
+_BATCHES = BatchSettings(chunk_tokens=BLOCK_SIZE)
+WORLDS = {
+    "streaming": _PLAIN,
+    "streaming v2": replace(_PLAIN, v2=True),
+    "two steps at once": replace(_PLAIN, v2=True, depth=2),
+    "decode": replace(_PLAIN, decode=_BATCHES),
+    "both": replace(_PLAIN, decode=_BATCHES, is_shared=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[SteppedClock]:
+    with SteppedClock() as stepped:
+        yield stepped
+
+
+@pytest.fixture(params=WORLDS)
+def engine(request: pytest.FixtureRequest, clock: SteppedClock) -> SimulatedEngine:
+    """In which one request decodes, and the probe's prefix lies in host memory only."""
+    engine = SimulatedEngine(WORLDS[request.param])
+    in_host_memory_only(engine, clock, PREFIX)
+    engine.add("decodes", numbered(7, 40), max_tokens=60)
+    for _ in range(4):
+        turn(engine, clock)
+    assert engine.answers["decodes"]
+    engine.outputs.clear()
+    return engine
+
+
+def scheduled(engine: SimulatedEngine, name: str) -> list[int]:
+    return [output.num_scheduled_tokens.get(name, 0) for output in engine.outputs]
+
+
+def status(engine: SimulatedEngine, name: str) -> Any:
+    return engine.scheduler.requests[name].status
+
+
+def test_others_are_computed_while_a_prefix_is_loaded(engine: SimulatedEngine, clock: SteppedClock) -> None:
+    engine.add("probe", PROBE, max_tokens=3)
+    turn(engine, clock)
+    assert status(engine, "probe") is LOADING
+    assert not engine.outputs[0].kv_connector_metadata.rachis_swap_copies.back
+    engine.drain()
+
+    first = next(step for step, tokens in enumerate(scheduled(engine, "probe")) if tokens)
+    assert first > 1
+    assert scheduled(engine, "decodes")[:first] == [1] * first
+    assert scheduled(engine, "probe")[first] == COMPUTED
+    assert engine.answers["probe"] == expected_tokens(PROBE, 3)
+    assert engine.scheduler.tiers.counters.host_hit_tokens == len(PREFIX)
+    engine.check_idle()
+
+
+def test_a_load_that_holds_nobody_is_waited_for_by_its_step(clock: SteppedClock) -> None:
+    engine = SimulatedEngine(WORLDS["streaming"])
+    in_host_memory_only(engine, clock, PREFIX)
+    engine.outputs.clear()
+    engine.add("probe", PROBE)
+    turn(engine, clock)
+    assert engine.outputs[0].num_scheduled_tokens == {"probe": COMPUTED}
+    assert len(engine.outputs[0].kv_connector_metadata.rachis_swap_copies.back) == len(PREFIX) // BLOCK_SIZE
+
+
+def test_what_is_being_loaded_is_loaded_once(engine: SimulatedEngine, clock: SteppedClock) -> None:
+    before = engine.scheduler.tiers.counters.copied_back
+    prompts = {f"probe {index}": [*PREFIX, *numbered(3 + index, COMPUTED)] for index in range(3)}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt)
+    engine.drain()
+    assert engine.scheduler.tiers.counters.copied_back - before == len(PREFIX) // BLOCK_SIZE
+    assert [sum(scheduled(engine, name)) for name in prompts] == [COMPUTED] * 3
+    assert all(engine.answers[name] == expected_tokens(prompt, 1) for name, prompt in prompts.items())
+
+
+def test_what_a_failed_load_did_not_bring_is_computed(
+    engine: SimulatedEngine, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every copy in the background fails.
+    monkeypatch.setattr(kv_checking_runner, "_FAILS_EVERY", 1)
+    engine.add("probe", PROBE)
+    engine.drain()
+    assert sum(scheduled(engine, "probe")) == len(PROBE)
+    assert engine.answers["probe"] == expected_tokens(PROBE, 1)
+    assert not engine.scheduler.tiers.counters.host_hit_tokens
+    engine.check_idle()
+
+
+def test_of_a_failed_load_what_was_on_the_device_is_not_computed_again(
+    clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SimulatedEngine(WORLDS["streaming"])
+    in_host_memory_only(engine, clock, PREFIX)
+    there = 20 * BLOCK_SIZE
+    engine.add("holds", [*PREFIX[:there], 249], max_tokens=60)
+    for _ in range(4):
+        turn(engine, clock)
+    engine.outputs.clear()
+    # Every copy in the background fails.
+    monkeypatch.setattr(kv_checking_runner, "_FAILS_EVERY", 1)
+    engine.add("probe", PROBE)
+    turn(engine, clock)
+    assert status(engine, "probe") is LOADING
+    engine.drain()
+    assert sum(scheduled(engine, "probe")) == len(PROBE) - there
+    assert engine.answers["probe"] == expected_tokens(PROBE, 1)
+
+
+def test_who_gives_up_while_it_is_loaded_leaves_nothing(engine: SimulatedEngine, clock: SteppedClock) -> None:
+    engine.add("probe", PROBE)
+    turn(engine, clock)
+    engine.abort("probe")
+    engine.check_invariants()
+    engine.add("next", PROBE)
+    engine.drain()
+    assert engine.answers["next"] == expected_tokens(PROBE, 1)
+    assert "probe" not in engine.answers
+    engine.check_idle()
+
+
+def test_what_a_session_is_loaded_beside_steps_was_found(clock: SteppedClock) -> None:
+    engine = SimulatedEngine(WORLDS["streaming"])
+    in_host_memory_only(engine, clock, PREFIX)
+    engine.add("decodes", numbered(7, 40), max_tokens=60)
+    for _ in range(4):
+        turn(engine, clock)
+    engine.open("session", PREFIX)
+    turn(engine, clock)
+    assert status(engine, "session") is LOADING
+    engine.scheduler.close_input("session", numbered(3, COMPUTED))
+    engine.drain()
+    assert engine.answers["session"] == expected_tokens(PROBE, 1)
+    tokens = engine.records["session"].tokens
+    # Of what was known when it was admitted one block at least is computed.
+    found = (len(PREFIX) - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert (tokens.reused_tokens, tokens.computed_tokens) == (found, len(PROBE) - found)

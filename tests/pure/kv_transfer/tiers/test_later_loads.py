@@ -1,0 +1,57 @@
+"""Which loads from host memory run beside steps."""
+
+import pytest
+
+from kv_transfer.tiers.later_loads import LaterLoads
+
+
+def after_a_step_of(seconds: float) -> LaterLoads:
+    loads = LaterLoads()
+    loads.began("step", 100.0)
+    loads.ended("step", 100.0 + seconds)
+    return loads
+
+
+@pytest.mark.parametrize(
+    ("step_s", "load_s", "others", "runs_beside"),
+    [
+        (0.010, 0.020, 0, False),
+        (0.010, None, 0, False),
+        (0.010, None, 1, True),
+        (0.010, 0.020, 1, True),
+        (0.200, 0.020, 1, False),
+        (0.200, 0.020, 9, False),
+        (0.200, 0.020, 11, True),
+        (0.010, 0.0001, 64, False),
+    ],
+)
+def test_a_load_runs_beside_steps_where_those_who_would_wait_lose_more_than_its_own_request(
+    step_s: float, load_s: float | None, others: int, runs_beside: bool
+) -> None:
+    assert after_a_step_of(step_s).runs_beside(load_s, others) is runs_beside
+
+
+def test_before_the_first_step_nobody_waits_for_a_load_beside_others() -> None:
+    assert LaterLoads().runs_beside(0.001, 1)
+
+
+def test_a_step_that_began_while_another_one_was_under_way_has_waited_for_it() -> None:
+    loads = LaterLoads()
+    loads.began("first", 0.0)
+    loads.began("second", 0.001)
+    loads.ended("first", 0.010)
+    assert loads.step_s == pytest.approx(0.010)
+    loads.ended("second", 0.018)
+    assert loads.step_s == pytest.approx(0.008)
+
+
+def test_steps_that_never_end_and_unknown_ones_leave_nothing() -> None:
+    loads = LaterLoads()
+    loads.ended("unknown", 5.0)
+    assert loads.step_s == 0
+    loads.began("lost", 0.0)
+    loads.began("step", 1.0)
+    loads.ended("step", 1.5)
+    assert loads.step_s == pytest.approx(0.5)
+    loads.ended("lost", 9.0)
+    assert loads.step_s == pytest.approx(0.5)
