@@ -20,12 +20,15 @@ from control_plane.service.embedded_redis import EmbeddedRedis
 from kv_transfer.claims.chunk_claims import ChunkClaims
 from kv_transfer.claims.prefix_chunks import chunk_keys, root_key
 from tests.counting import gloo_loops
+from tests.examples import WIDE
 from tests.fakes.claims_reader import read_claims
 from worker_runtime.claim_feed import ClaimFeed
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.vllm_engine import VllmEngine
 
 _RESET_TIMEOUT_S = 120.0
+# Of random prompts, each followed by an audit.
+ROUNDS = 60 if WIDE else 30
 SERVICE, WORKER = "svc-trial", "w-0"
 CHUNK_TOKENS = 64
 INDEX = IndexSection(chunk_tokens=CHUNK_TOKENS, write_interval_s=0.001, snapshot_keys=50)
@@ -104,7 +107,7 @@ async def random_prompts(trial: Trial) -> dict[str, Any]:
             # What it had generated may fill a chunk: greedy, it is the beginning of this.
             await trial.answer(prompt, count, salt)
 
-    for _ in range(60):
+    for _ in range(ROUNDS):
         running = [asyncio.create_task(one()) for _ in range(rng.randrange(1, 4))]
         if rng.random() < 0.3:
             # In the midst of it.

@@ -10,9 +10,10 @@ from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.stop_policies import POLICIES
 from kv_transfer import batch_order, vllm_private
+from tests.examples import WIDE
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 
-REQUESTS = 40
+REQUESTS = 40 if WIDE else 24
 # Not enough for all that run at once: some are preempted.
 DEVICE_BLOCKS = 26
 PLACES = 8

@@ -15,7 +15,7 @@ from kv_transfer.claims.prefix_chunks import chunk_keys
 from kv_transfer.tiers.device_pool import TieredBlockPool, take_over
 from kv_transfer.tiers.settings import TierSettings, make_tiers
 from tests.engine_process import in_engine_process
-from tests.integration.claim_trials import claim_trials
+from tests.integration.claim_trials import ROUNDS, claim_trials
 from worker_runtime.engine_settings import EngineRole
 
 pytestmark = pytest.mark.integration
@@ -39,8 +39,8 @@ def test_the_process_groups_of_an_engine_share_a_device(trials: dict[str, Any]) 
 def test_stream_and_pools_agree_under_eviction_copies_and_aborts(trials: dict[str, Any]) -> None:
     """Each audit compares them; here is that there was something to compare."""
     found = trials["random_prompts"]
-    assert found["audits"] == 60
-    assert found["removed"] > 50
+    assert found["audits"] == ROUNDS
+    assert found["removed"] > 30
     assert found["most_host"] >= 4
     assert found["snapshots"] > 3
     assert (found["losses"], found["nameless"], found["foreign"]) == (0, 0, 0)

@@ -177,7 +177,8 @@ def _copies_are_there_too_early() -> AbstractContextManager[Any]:
 
 
 def _loads_are_there_too_early() -> AbstractContextManager[Any]:
-    load = HostTier.load
+    load, end, take_landed = HostTier.load, HostTier._end_load, HostTier.take_landed
+    early: set[str] = set()
 
     def load_and_tell(self: HostTier, request: Any, blocks: Any) -> bool:
         is_loaded = load(self, request, blocks)
@@ -185,12 +186,18 @@ def _loads_are_there_too_early() -> AbstractContextManager[Any]:
             self._landed.add(request.request_id)
         return is_loaded
 
-    def take_landed_once(self: HostTier) -> set[str]:
-        there = {each for each in self._landed if each in self._requests}
-        self._landed -= there
-        return there
+    def take_and_note(self: HostTier) -> set[str]:
+        landed = take_landed(self)
+        early.update(landed)
+        return landed
 
-    return mock.patch.multiple(HostTier, load=load_and_tell, take_landed=take_landed_once)
+    def end_silently(self: HostTier, plan: Load, *, failed: bool) -> None:
+        end(self, plan, failed=failed)
+        if plan.request_id in early:
+            early.remove(plan.request_id)
+            self._landed.discard(plan.request_id)
+
+    return mock.patch.multiple(HostTier, load=load_and_tell, take_landed=take_and_note, _end_load=end_silently)
 
 
 def _failed_loads_are_not_computed() -> AbstractContextManager[Any]:

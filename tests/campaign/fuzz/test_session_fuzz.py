@@ -30,6 +30,8 @@ FIRST_WORLD = {
     "copies_hold_no_blocks": 17,
     "failed_copies_count_as_landed": 4,
     "promotions_are_there_too_early": 38,
+    "failed_loads_are_not_computed": 13,
+    "loads_hold_no_slots": 48,
     "adapters_of_a_step_are_not_counted": 71,
     "newcomers_take_more_than_granted": 76,
     "plans_do_not_see_host_memory": 23,
