@@ -109,7 +109,8 @@ def _figures(engine: VllmSimEngine, scene: Scene) -> Figures:
         until(now_s + scene.every_s)
     gaps_ms = 1000 * np.diff(ends_s)
     loaded = (engine.totals.host_hit_tokens - before) / (scene.prompts * scene.prefix_tokens)
-    return Figures(*(float(each) for each in np.percentile(gaps_ms, (50, 99))), float(1000 * np.median(ttfts)), loaded)
+    p50, p99 = np.percentile(gaps_ms, (50, 99))
+    return Figures(float(p50), float(p99), float(1000 * np.median(ttfts)), loaded)
 
 
 def _watched(engine: VllmSimEngine) -> list[float]:
