@@ -96,8 +96,8 @@ class SessionInput(_Scheduler):
             ledger.closed(new_tokens, len(given.prompt))
         else:
             ledger.received(new_tokens, len(given.prompt))
-        if request.status is LOADING:
-            # Blocks are being written for it: the input waits until they have landed.
+        if request.status is LOADING or request_id in self._late_input:
+            # Blocks are being written for it: the input waits until they have landed, behind what came before.
             self._late_input.setdefault(request_id, []).append(given)
         else:
             self._apply(request, given)
@@ -162,9 +162,11 @@ class SessionInput(_Scheduler):
                 request.status = RequestStatus.WAITING
 
     def _take_in_late_input(self) -> None:
-        for request_id in [each for each in self._late_input if each in self.finished_recving_kv_req_ids]:
+        """Of those whose blocks have landed, whoever has taken note of it first."""
+        for request_id in list(self._late_input):
             request = self.requests[request_id]
-            vllm_private.is_ready(self, request)
+            if not vllm_private.is_ready(self, request):
+                continue
             for given in self._late_input.pop(request_id):
                 self._apply(request, given)
 

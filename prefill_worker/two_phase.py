@@ -46,6 +46,7 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
     # Of `TieredScheduling`.
     tokens_in_host_memory: Callable[[Any, int], int]
     loads_beside_steps: Callable[[str], bool]
+    waits_for_others_load: Callable[[Any, int], bool]
     # Blocks of a waiting contender's prefix hit that others hold: they cost it nothing.
     _shared_hits: dict[str, int]
     # Planned for the steps before, which computed nothing: vLLM had no room for what would be loaded for them.
@@ -231,6 +232,9 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         blocks, hit_tokens, _ = self.kv_cache_manager.get_computed_blocks(request)
         if not contender.computed_tokens:
             # A swapped session takes its own copy back instead.
+            if self.waits_for_others_load(request, hit_tokens):
+                contender.remaining_tokens = 0
+                return
             hit_tokens += self.tokens_in_host_memory(request, hit_tokens)
         if hit_tokens > contender.computed_tokens:
             contender.remaining_tokens = request.num_tokens - hit_tokens

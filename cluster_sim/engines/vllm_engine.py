@@ -256,7 +256,7 @@ class VllmSimEngine:
             self._readers.leave(name)
         if name in self._pulling:
             self._landed(name, self._clock.now_s)
-        elif not self._scheduler.loads_beside_steps(name):
+        elif not (tier := self._scheduler.connector.host_tier) or not tier.is_loading(name):
             self._release(name)
 
     def _report(self, transfers: KVConnectorOutput) -> None:

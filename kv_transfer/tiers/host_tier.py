@@ -7,8 +7,8 @@ Loads that a step waits for travel with the copies of host swap and run at its s
     loaded later   host slots, referenced, to blocks of a request that vLLM lets wait, as for KV of another worker
     copied out     blocks whose KV an earlier step has written, referenced; the slots are in no tree yet
     promoted       host slots, referenced, to blocks taken from the pool and not yet published
-Whoever would load what is being loaded waits until it has landed, and shares its blocks. A request whose load failed
-computes what it lacks.
+Whoever would load what is being loaded or promoted waits until it has landed, and shares its blocks. A request whose
+load failed computes what it lacks.
 """
 
 from collections import OrderedDict
@@ -49,7 +49,8 @@ class HostTier:
     """The tiers of one scheduler, as its connector drives them.
 
     budget: blocks on their way to host memory at most. workers: of the engine, each of which makes every copy.
-    runs_beside(seconds): whether a load that takes so long, None where that is not known, runs beside steps.
+    runs_beside(seconds, turned_away): whether a load that takes so long, None where that is not known, runs beside
+    steps; turned_away: it should have before, and vLLM had no room for its request.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class HostTier:
         *,
         budget: int,
         workers: int,
-        runs_beside: "Callable[[float | None], bool]",
+        runs_beside: "Callable[[float | None, bool], bool]",
     ) -> None:
         self.tiers = tiers
         self._pool = pool
@@ -97,21 +98,23 @@ class HostTier:
     def miss(self, request_id: str) -> None:
         """A waiting request takes what it lacks from elsewhere."""
         self._hits.pop(request_id, None)
+        self._loaded.pop(request_id, None)
 
     def hit(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens of a waiting request that host memory has behind those it finds on the device, and whether they are
-        loaded beside steps. None: others are loading them."""
+        loaded beside steps. None: they are on their way already."""
+        _, _, turned_away = self._hits.get(request.request_id, (0, 0, False))
         self.miss(request.request_id)
+        if self.is_arriving(request, num_computed_tokens):
+            return None, False
         count = self._blocks_behind(request, num_computed_tokens)
         if not count:
             return 0, False
         first = num_computed_tokens // self._block_size
-        if request.block_hashes[first] in self._arriving:
-            return None, False
         counters = self.tiers.counters
         copied = counters.timed * self._workers
         load_s = count * (counters.copy_out_s + counters.copy_back_s) / copied if copied else None
-        later = self._runs_beside(load_s)
+        later = self._runs_beside(load_s, turned_away)
         self._hits[request.request_id] = first, count, later
         return count * self._block_size, later
 
@@ -119,13 +122,23 @@ class HostTier:
         """What `hit` would find; changes nothing."""
         return self._blocks_behind(request, num_computed_tokens) * self._block_size
 
+    def is_arriving(self, request: "Request", num_computed_tokens: int) -> bool:
+        """Whether its next block behind those that it finds on the device is being loaded for others, or promoted."""
+        first = num_computed_tokens // self._block_size
+        readable = self._readable(request, num_computed_tokens)
+        return first < len(readable) and readable[first] in self._arriving
+
     def _blocks_behind(self, request: "Request", num_computed_tokens: int) -> int:
+        match = self.tiers.match(self._readable(request, num_computed_tokens))
+        return len(match.host) if len(match.device) == num_computed_tokens // self._block_size else 0
+
+    def _readable(self, request: "Request", num_computed_tokens: int) -> "Sequence[Any]":
+        """The hashes of those blocks of its prompt that it may read from here."""
         remote = (request.kv_transfer_params or {}).get("do_remote_prefill") or request.request_id in self._computing
         if remote or request.skip_reading_prefix_cache or num_computed_tokens % self._block_size:
-            return 0
+            return ()
         # One token at least has to be computed.
-        match = self.tiers.match(request.block_hashes[: (request.num_tokens - 1) // self._block_size])
-        return len(match.host) if len(match.device) == num_computed_tokens // self._block_size else 0
+        return request.block_hashes[: (request.num_tokens - 1) // self._block_size]
 
     def load(self, request: "Request", blocks: "KVCacheBlocks") -> bool:
         """The request is admitted and has got these device blocks. False: it reads nothing from here."""
@@ -217,6 +230,8 @@ class HostTier:
 
     def _end(self, running: _Running) -> None:
         plan = running.plan
+        if not isinstance(plan, CopyOut):
+            self._arriving.difference_update(plan.hashes[plan.first :])
         self.tiers.counters.timed += len(plan.slots) * (not running.failed)
         if isinstance(plan, CopyOut):
             (self.tiers.copy_failed if running.failed else self.tiers.copied_out)(plan)
@@ -231,13 +246,13 @@ class HostTier:
     def _end_load(self, load: Load, *, failed: bool) -> None:
         self.tiers.let_go(load.slots, loaded=not failed)
         self.tiers.counters.copied_back_beside_steps += len(load.slots) * (not failed)
-        self._arriving.difference_update(load.hashes[load.first :])
         self._landed.add(load.request_id)
         if failed:
             self.tiers.counters.copies_failed += len(load.slots)
             self._failed[load.request_id] = load.first * self._block_size
             self._loaded.pop(load.request_id, None)
-            self._computing.add(load.request_id)
+            if not self._requests[load.request_id].is_finished():
+                self._computing.add(load.request_id)
 
     def _begin(
         self, plan: CopyOut | Load | Promotion, blocks: "list[KVCacheBlock]", copies: SwapCopies
@@ -286,4 +301,5 @@ class HostTier:
         self._pool.touch(before)
         taken = self._pool.get_new_blocks(len(promotion.slots))
         pairs = zip([block.block_id for block in taken], promotion.slots, strict=True)
+        self._arriving.update(promotion.hashes[promotion.first :])
         return self._begin(promotion, [*before, *taken], SwapCopies(back=tuple(pairs)))

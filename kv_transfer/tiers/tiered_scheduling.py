@@ -85,13 +85,23 @@ class TieredScheduling(_Scheduler):
         """Of a waiting request, what would be loaded behind those tokens that it finds on the device."""
         return 0 if self._host_tier is None else self._host_tier.tokens_behind(request, device_tokens)
 
-    def _runs_beside_steps(self, load_s: float | None) -> bool:
-        """Of a load for a request that waits. All others that run, or wait for a step, would be held up by it."""
-        return self._later_loads.runs_beside(load_s, len(self.running) + len(self.waiting) - 1)
-
     def loads_beside_steps(self, request_id: str) -> bool:
         """Whether it waits until what it found in host memory has been loaded."""
         return self._host_tier is not None and self._host_tier.is_loading(request_id)
+
+    def waits_for_others_load(self, request: Request, device_tokens: int) -> bool:
+        """Whether what a waiting request lacks next is on its way from host memory: it is not to be planned."""
+        return self._host_tier is not None and self._host_tier.is_arriving(request, device_tokens)
+
+    def _runs_beside_steps(self, load_s: float | None, turned_away: bool) -> bool:
+        """Of a load for a request that waits. All others that run, or wait for a step, would be held up by it.
+
+        Of what loads beside steps vLLM wants more free blocks than of what computes at once: it keeps those that others
+        will need to end. Where nobody runs who could end, a request that was turned away so would wait for good.
+        """
+        if turned_away and not self.running:
+            return False
+        return self._later_loads.runs_beside(load_s, len(self.running) + len(self.waiting) - 1)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         for name in [name for name in self._uncounted if name in self._begun]:

@@ -32,6 +32,7 @@ WORLDS = {
     "two steps at once": replace(_PLAIN, v2=True, depth=2),
     "decode": replace(_PLAIN, decode=_BATCHES),
     "both": replace(_PLAIN, decode=_BATCHES, is_shared=True),
+    "both, bounded": replace(_PLAIN, decode=_BATCHES, is_shared=True, tpot_s=0.05),
 }
 
 
@@ -132,7 +133,13 @@ def test_of_a_failed_load_what_was_on_the_device_is_not_computed_again(
     assert engine.answers["probe"] == expected_tokens(PROBE, 1)
 
 
-def test_who_gives_up_while_it_is_loaded_leaves_nothing(engine: SimulatedEngine, clock: SteppedClock) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_gives_up_while_it_is_loaded_leaves_nothing(
+    engine: SimulatedEngine, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    if fails:
+        # Every copy in the background.
+        monkeypatch.setattr(kv_checking_runner, "_FAILS_EVERY", 1)
     engine.add("probe", PROBE)
     turn(engine, clock)
     engine.abort("probe")
@@ -144,8 +151,9 @@ def test_who_gives_up_while_it_is_loaded_leaves_nothing(engine: SimulatedEngine,
     engine.check_idle()
 
 
-def test_what_a_session_is_loaded_beside_steps_was_found(clock: SteppedClock) -> None:
-    engine = SimulatedEngine(WORLDS["streaming"])
+@pytest.mark.parametrize("world", ["streaming", "two steps at once", "both", "both, bounded"])
+def test_what_a_session_is_loaded_beside_steps_was_found_and_its_input_waits(world: str, clock: SteppedClock) -> None:
+    engine = SimulatedEngine(WORLDS[world])
     in_host_memory_only(engine, clock, PREFIX)
     engine.add("decodes", numbered(7, 40), max_tokens=60)
     for _ in range(4):

@@ -208,6 +208,9 @@ class SimulatedEngine:
             # Likewise, of those that decode.
             assert not scheduler._asked
             assert not scheduler._decoding_since
+        tier = scheduler.connector.host_tier
+        if tier is not None:
+            assert not (tier._hits or tier._loaded or tier._arriving or tier._computing or tier._landed or tier._failed)
         # Likewise, in both kinds of scheduler.
         assert not scheduler._begun
         assert not scheduler._uncounted
