@@ -138,7 +138,8 @@ class HostTier:
         if remote or request.skip_reading_prefix_cache or num_computed_tokens % self._block_size:
             return ()
         # One token at least has to be computed.
-        return request.block_hashes[: (request.num_tokens - 1) // self._block_size]
+        hashes: Sequence[Any] = request.block_hashes[: (request.num_tokens - 1) // self._block_size]
+        return hashes
 
     def load(self, request: "Request", blocks: "KVCacheBlocks") -> bool:
         """The request is admitted and has got these device blocks. False: it reads nothing from here."""

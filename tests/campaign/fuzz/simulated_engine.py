@@ -210,6 +210,7 @@ class SimulatedEngine:
             assert not scheduler._decoding_since
         tier = scheduler.connector.host_tier
         if tier is not None:
+            # Likewise, of those that were loaded.
             assert not (tier._hits or tier._loaded or tier._arriving or tier._computing or tier._landed or tier._failed)
         # Likewise, in both kinds of scheduler.
         assert not scheduler._begun
