@@ -18,7 +18,6 @@ from cluster_sim.costs import catalog
 from cluster_sim.engines.engine import OutcomeKind, SimJob
 from cluster_sim.engines.vllm_engine import VllmSimEngine
 from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
-from command_line.output import print_table
 from kv_transfer.tiers.later_loads import LaterLoads
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import Admission, TierRules
@@ -133,10 +132,11 @@ def _names(names: Iterator[int], tokens: int) -> Any:
 
 if __name__ == "__main__":
     for scene in SCENES:
-        rows = []
+        print(
+            f"{scene.answers} answers, a prompt of {scene.prefix_tokens} tokens each {scene.every_s} s, in ms",
+            flush=True,
+        )
         for way in WAYS:
             found = run(scene, way)
-            times = (found.step_p50, found.step_p99, found.ttft_p50)
-            rows.append((way, *(f"{each:.1f}" for each in times), f"{found.loaded_share:.0%}"))
-        title = f"{scene.answers} answers, a prompt of {scene.prefix_tokens} tokens each {scene.every_s} s"
-        print_table(title, ("loads", "step P50 ms", "step P99 ms", "TTFT P50 ms", "loaded"), rows)
+            steps = f"steps P50 {found.step_p50:6.1f}  P99 {found.step_p99:6.1f}"
+            print(f"  {way:16} {steps}  TTFT P50 {found.ttft_p50:6.1f}  loaded {found.loaded_share:.0%}", flush=True)
