@@ -27,7 +27,7 @@ _OWN_TOKENS = 64
 _ANSWER_TOKENS = 1000
 _PREFIXES = 24
 _RULE = LaterLoads.runs_beside
-WAYS: dict[str, Callable[[LaterLoads, float | None, int], bool]] = {
+WAYS: dict[str, Callable[[LaterLoads, float, int], bool]] = {
     "before the step": lambda loads, load_s, others: False,
     "beside steps": lambda loads, load_s, others: others > 0,
     "as is cheaper": _RULE,

@@ -32,8 +32,8 @@ OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
     "kv_transfer/tiers/device_pool.py": ("BlockPool._remove_cached_block_hashes",),
     "kv_transfer/tiers/tiered_scheduling.py": ("Scheduler._free_request", "Scheduler._update_after_schedule"),
     "prefill_worker/engine_scheduler.py": ("Scheduler._update_after_schedule",),
+    "prefill_worker/two_phase.py": ("Scheduler._inflight_prefill_reserved_blocks",),
     "prefill_worker/turn_taking.py": ("Scheduler._free_request",),
-    "shared_worker/engine_scheduler.py": ("Scheduler._inflight_prefill_reserved_blocks",),
 }
 
 

@@ -82,11 +82,6 @@ class StreamingMixin(TwoPhase):
         self._speed.began(output, output.total_num_scheduled_tokens, now_s)
         return output
 
-    @property
-    def _plans_steps(self) -> bool:
-        """Else vLLM's own schedule does."""
-        return bool(self._sessions) or self._takes_turns or self._runs_too_many_adapters()
-
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         held = []
         for request_id in scheduler_output.num_scheduled_tokens:

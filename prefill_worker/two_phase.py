@@ -73,6 +73,11 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         return output
 
     @property
+    def _plans_steps(self) -> bool:
+        """Else vLLM's own schedule does."""
+        return bool(self._sessions) or self._takes_turns or self._runs_too_many_adapters()
+
+    @property
     def refused_count(self) -> int:
         """Of those that were planned since a step has last computed anything."""
         return len(self._refused)
@@ -258,6 +263,10 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         }
 
     # Phase 2.
+
+    def _inflight_prefill_reserved_blocks(self) -> int:
+        """What is pulled or loaded is admitted beside those that vLLM keeps blocks for: the plan has charged them."""
+        return 0 if self._plans_steps else super()._inflight_prefill_reserved_blocks()
 
     def _make_room(self, plan: StepPlan, now_s: float) -> None:
         needed = sum(self._blocks_needed(grant) for grant in plan.grants)

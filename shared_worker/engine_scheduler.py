@@ -101,10 +101,6 @@ class SharedMixin(ChunkBounding, BatchScheduling, StreamingMixin):
                 return 1
         return 2 * super()._turn(contender)
 
-    def _inflight_prefill_reserved_blocks(self) -> int:
-        """A pull is admitted beside those that vLLM keeps blocks for: the plan has charged everybody's whole prompt."""
-        return 0 if self._plans_steps else super()._inflight_prefill_reserved_blocks()
-
     @contextmanager
     def _only(self, plan: StepPlan) -> Iterator[None]:
         """The gate has been heeded by the plan, which has an order of its own."""

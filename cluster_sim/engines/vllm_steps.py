@@ -100,6 +100,7 @@ class StepModel:
     def computed(self, steps: Steps, copies: CopyReport | None) -> ModelRunnerOutput:
         """What the worker reports of the steps that have ended. The scheduler has seen the first of them only."""
         requests, further = self._scheduler.requests, len(steps.ends_s) - 1
+        self._scheduler.alike_steps = 1 + further
         if further:
             for request in self._scheduler.running:
                 request.append_output_token_ids([TOKEN] * further)

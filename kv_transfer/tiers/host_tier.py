@@ -49,8 +49,8 @@ class HostTier:
     """The tiers of one scheduler, as its connector drives them.
 
     budget: blocks on their way to host memory at most. workers: of the engine, each of which makes every copy.
-    runs_beside(seconds, turned_away): whether a load that takes so long, None where that is not known, runs beside
-    steps; turned_away: it should have before, and vLLM had no room for its request.
+    runs_beside(seconds, turned_away): whether a load that takes so long runs beside steps; turned_away: it should have
+    before, and vLLM had no room for its request.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HostTier:
         *,
         budget: int,
         workers: int,
-        runs_beside: "Callable[[float | None, bool], bool]",
+        runs_beside: "Callable[[float, bool], bool]",
     ) -> None:
         self.tiers = tiers
         self._pool = pool
@@ -112,9 +112,9 @@ class HostTier:
             return 0, False
         first = num_computed_tokens // self._block_size
         counters = self.tiers.counters
-        copied = counters.timed * self._workers
-        load_s = count * (counters.copy_out_s + counters.copy_back_s) / copied if copied else None
-        later = self._runs_beside(load_s, turned_away)
+        # What lies in host memory was copied there, in the background.
+        copy_s = (counters.copy_out_s + counters.copy_back_s) / max(1, counters.timed * self._workers)
+        later = self._runs_beside(count * copy_s, turned_away)
         self._hits[request.request_id] = first, count, later
         return count * self._block_size, later
 

@@ -61,7 +61,7 @@ class HostTiering(HostSwapping):
         pool: TieredBlockPool,
         requests: "Mapping[str, Request]",
         budget: int,
-        runs_beside: "Callable[[float | None, bool], bool]",
+        runs_beside: "Callable[[float, bool], bool]",
     ) -> HostTier:
         """The scheduler is ready: its tiers and its pool, its table of requests. The others: see `HostTier`."""
         self.swaps = SwapLedger(SharedSlots(tiers), self._block_size)

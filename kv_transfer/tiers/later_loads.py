@@ -22,21 +22,21 @@ class LaterLoads:
         """step: what `ended` will be told of."""
         self._under_way.append((step, now_s))
 
-    def ended(self, step: object, now_s: float) -> None:
-        """Steps that it was not told of are ignored."""
+    def ended(self, step: object, now_s: float, alike: int = 1) -> None:
+        """Steps that it was not told of are ignored. alike: as how many, one after the other, it has been taken."""
         if not any(each is step for each, _ in self._under_way):
             return
         while self._under_way:
             each, began_s = self._under_way.popleft()
             if each is step:
                 # One that began while another one was under way has waited for it.
-                self.step_s = now_s - max(began_s, self._ended_s)
+                self.step_s = (now_s - max(began_s, self._ended_s)) / alike
                 self._ended_s = now_s
                 return
 
-    def runs_beside(self, load_s: float | None, others: int) -> bool:
-        """Whether a load that takes so long runs beside steps. None: no copy has been measured yet.
+    def runs_beside(self, load_s: float, others: int) -> bool:
+        """Whether a load that takes so long runs beside steps.
 
         others: requests that would be held up by it: of the step, and behind it.
         """
-        return others > 0 and (load_s is None or load_s * others > self.step_s)
+        return others > 0 and load_s * others > self.step_s

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
@@ -32,10 +32,15 @@ else:
     _Scheduler = object
 
 KEY = "rachis_tiers"
+# Requests that are computed, or wait for nothing but a step.
+_COMPUTABLE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 class TieredScheduling(_Scheduler):
     """See the module."""
+
+    # As how many steps alike, one after the other, the step that ends has been taken: in simulations.
+    alike_steps = 1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -93,7 +98,7 @@ class TieredScheduling(_Scheduler):
         """Whether what a waiting request lacks next is on its way from host memory: it is not to be planned."""
         return self._host_tier is not None and self._host_tier.is_arriving(request, device_tokens)
 
-    def _runs_beside_steps(self, load_s: float | None, turned_away: bool) -> bool:
+    def _runs_beside_steps(self, load_s: float, turned_away: bool) -> bool:
         """Of a load for a request that waits. All others that run, or wait for a step, would be held up by it.
 
         Of what loads beside steps vLLM wants more free blocks than of what computes at once: it keeps those that others
@@ -101,13 +106,15 @@ class TieredScheduling(_Scheduler):
         """
         if turned_away and not self.running:
             return False
-        return self._later_loads.runs_beside(load_s, len(self.running) + len(self.waiting) - 1)
+        others = sum(each.status in _COMPUTABLE for each in self.requests.values()) - 1
+        return self._later_loads.runs_beside(load_s, others)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         for name in [name for name in self._uncounted if name in self._begun]:
             self._count(name)
         output = super().schedule(throttle_prefills)
-        if self._host_tier is not None and output.total_num_scheduled_tokens:
+        # What a step takes that waits for a load says nothing of those that a load might run beside.
+        if self._host_tier is not None and output.total_num_scheduled_tokens and not output.has_sync_kv_loads:
             self._later_loads.began(output, monotonic_s())
         return output
 
@@ -115,7 +122,7 @@ class TieredScheduling(_Scheduler):
         self.stepped = scheduler_output
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self._host_tier is not None:
-            self._later_loads.ended(scheduler_output, monotonic_s())
+            self._later_loads.ended(scheduler_output, monotonic_s(), self.alike_steps)
             for name, tokens in self._host_tier.take_failed().items():
                 request = self.requests.get(name)
                 if request is not None and not request.is_finished():
@@ -125,6 +132,8 @@ class TieredScheduling(_Scheduler):
     def _compute_instead(self, request: Request, tokens: int) -> None:
         """Of what was to be loaded for a request it has no more than these."""
         request.num_computed_tokens = tokens
+        if not tokens:
+            vllm_private.drop_reservation(self, request)
         self.failed_recving_kv_req_ids.add(request.request_id)
         if request.prefill_stats is not None and not request.num_preemptions:
             request.prefill_stats.set(
@@ -140,10 +149,12 @@ class TieredScheduling(_Scheduler):
                     request = self.requests[new.req_id]
                     self._begun[new.req_id] = request.num_prompt_tokens
                     loaded = self._host_tier.loaded_tokens(new.req_id) if self._host_tier is not None else 0
+                    # A session's prompt may have become shorter since.
+                    loaded = min(loaded, new.num_computed_tokens)
                     stats = request.prefill_stats
                     # There are none of an answer that goes on elsewhere: its prompt was counted when it began.
                     if stats is not None:
-                        found = new.num_computed_tokens - stats.num_external_cached_tokens
+                        found = new.num_computed_tokens - (loaded or stats.num_external_cached_tokens)
                         self.tiers.counters.prompt_tokens += request.num_prompt_tokens
                         self.tiers.counters.device_hit_tokens += max(0, found)
                         self.tiers.counters.host_hit_tokens += loaded

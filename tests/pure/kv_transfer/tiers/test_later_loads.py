@@ -16,8 +16,6 @@ def after_a_step_of(seconds: float) -> LaterLoads:
     ("step_s", "load_s", "others", "runs_beside"),
     [
         (0.010, 0.020, 0, False),
-        (0.010, None, 0, False),
-        (0.010, None, 1, True),
         (0.010, 0.020, 1, True),
         (0.200, 0.020, 1, False),
         (0.200, 0.020, 9, False),
@@ -26,7 +24,7 @@ def after_a_step_of(seconds: float) -> LaterLoads:
     ],
 )
 def test_a_load_runs_beside_steps_where_those_who_would_wait_lose_more_than_its_own_request(
-    step_s: float, load_s: float | None, others: int, runs_beside: bool
+    step_s: float, load_s: float, others: int, runs_beside: bool
 ) -> None:
     assert after_a_step_of(step_s).runs_beside(load_s, others) is runs_beside
 
@@ -43,6 +41,13 @@ def test_a_step_that_began_while_another_one_was_under_way_has_waited_for_it() -
     assert loads.step_s == pytest.approx(0.010)
     loads.ended("second", 0.018)
     assert loads.step_s == pytest.approx(0.008)
+
+
+def test_of_steps_alike_that_are_taken_at_once_each_counts() -> None:
+    loads = LaterLoads()
+    loads.began("sixteen", 1.0)
+    loads.ended("sixteen", 1.16, alike=16)
+    assert loads.step_s == pytest.approx(0.01)
 
 
 def test_steps_that_never_end_and_unknown_ones_leave_nothing() -> None:
