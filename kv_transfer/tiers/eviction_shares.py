@@ -97,6 +97,7 @@ class EvictionShares:
             self._end(None, [])
         self._orders.pop(owner, None)
         self._queued.pop(owner, None)
+        self._tidy()
 
     def coldest(self) -> Node | None:
         """The leaf whose tail leaves next. None: every one is referenced, or there is none."""
@@ -215,6 +216,10 @@ class EvictionShares:
         entry = -load, next(self._sequence), owner
         self._queued[owner] = entry
         heapq.heappush(self._heap, entry)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Entries that stand for nothing any more go before they pile up."""
         if len(self._heap) > 4 * len(self._orders) + 64:
             self._heap = list(self._queued.values())
             heapq.heapify(self._heap)

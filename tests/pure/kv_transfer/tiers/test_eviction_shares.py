@@ -172,3 +172,13 @@ def test_tenants_that_come_and_go_leave_nothing_behind() -> None:
         forest.ask(number, TenantShare(f"tenant {number // 3}"))
         forest.shares.check_invariants()
     assert len(forest.owners) <= 20
+
+
+def test_what_stood_for_tenants_that_are_gone_does_not_pile_up() -> None:
+    forest = Forest()
+    for number in range(200):
+        forest.ask(number, TenantShare(f"tenant {number % 40}"))
+    for block in range(200):
+        forest.tree.remove(Tier.DEVICE, block)
+        forest.shares.check_invariants()
+    assert not forest.blocks()
