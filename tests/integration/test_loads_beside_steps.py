@@ -168,3 +168,19 @@ def test_what_a_session_is_loaded_beside_steps_was_found_and_its_input_waits(wor
     # Of what was known when it was admitted one block at least is computed.
     found = (len(PREFIX) - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert (tokens.reused_tokens, tokens.computed_tokens) == (found, len(PROBE) - found)
+
+
+def test_a_prompt_that_is_planned_is_loaded_beside_what_vllm_keeps_for_others(clock: SteppedClock) -> None:
+    engine = SimulatedEngine(replace(_PLAIN, blocks=101, token_budget=64))
+    prefix = numbered(1, 30 * BLOCK_SIZE)
+    in_host_memory_only(engine, clock, prefix)
+    engine.add("decodes", numbered(77, 40), max_tokens=900)
+    # In the midst of it vLLM keeps free blocks for its rest, which the one that comes first by its priority needs.
+    engine.add("long", numbered(99, 69 * BLOCK_SIZE - 4), priority=1)
+    for _ in range(12):
+        turn(engine, clock)
+    engine.add("probe", [*prefix, *numbered(3, 5)])
+    for _ in range(12):
+        turn(engine, clock)
+    assert engine.answers["probe"] == expected_tokens([*prefix, *numbered(3, 5)], 1)
+    assert engine.scheduler.tiers.counters.copied_back_beside_steps == len(prefix) // BLOCK_SIZE

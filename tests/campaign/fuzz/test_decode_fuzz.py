@@ -65,3 +65,8 @@ def test_the_command_tells_what_came_out() -> None:
     told = json.loads(ran.stdout.splitlines()[-1])
     assert (told["engine"], told["seed"], told["plant"]) == ("decode", SEED, None)
     assert (told["wrong"], told["findings"], told["requests"] >= 40) == (0, [], True)
+
+
+def test_nobody_who_is_to_be_loaded_waits_for_good_for_blocks_that_a_failed_pull_keeps() -> None:
+    """It waits until nobody runs, and is loaded before the step then."""
+    assert not next(play(41, 33)).wrong
