@@ -117,7 +117,7 @@ class TierReport:
     copy_out_s: float
     copied_back_blocks: int
     # Of these, for requests that waited for them while steps computed others.
-    copied_back_beside_steps_blocks: int
+    copied_back_async_blocks: int
     copied_back_bytes: int
     copy_back_s: float
     failed_copy_blocks: int

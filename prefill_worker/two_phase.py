@@ -45,7 +45,7 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
     _idle_room_blocks: int
     # Of `TieredScheduling`.
     tokens_in_host_memory: Callable[[Any, int], int]
-    loads_beside_steps: Callable[[str], bool]
+    is_loading: Callable[[str], bool]
     waits_for_others_load: Callable[[Any, int], bool]
     # Blocks of a waiting contender's prefix hit that others hold: they cost it nothing.
     _shared_hits: dict[str, int]
@@ -363,7 +363,7 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         ledger = self._sessions.get(request.request_id)
         if request.waiting_since_s == NEVER:
             request.waiting_since_s = now_s
-        if ledger is not None and self.loads_beside_steps(request.request_id):
+        if ledger is not None and self.is_loading(request.request_id):
             ledger.found(request.num_computed_tokens)
         if ledger is not None and request.status is RequestStatus.PREEMPTED and not ledger.preempted:
             ledger.preempt(swapped=False, tokens=computed_before, now_s=now_s)

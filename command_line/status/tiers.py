@@ -36,7 +36,7 @@ def tiers_of(view: admin.WorkerView) -> dict[str, Any] | None:
             "host": report.evicted_host_for_others_blocks,
         },
         "copied_blocks": {"out": report.copied_out_blocks, "back": report.copied_back_blocks},
-        "copied_back_beside_steps_blocks": report.copied_back_beside_steps_blocks,
+        "copied_back_async_blocks": report.copied_back_async_blocks,
         "copied_bytes": {"out": report.copied_out_bytes, "back": report.copied_back_bytes},
         "copy_s": {"out": round(report.copy_out_s, 6), "back": round(report.copy_back_s, 6)},
         "failed_copy_blocks": report.failed_copy_blocks,

@@ -4,7 +4,7 @@ Loads that a step waits for travel with the copies of host swap and run at its s
 (`kv_transfer.host_memory.host_swap`). The other copies run in the background and take as many steps as they need
 (`kv_transfer.host_memory.copy_worker`); until the workers report them, what they read and write belongs to them:
     loaded         host slots, held until the step that reads them is built, to blocks of a request that is admitted
-    loaded later   host slots, referenced, to blocks of a request that vLLM lets wait, as for KV of another worker
+    loaded async   host slots, referenced, to blocks of a request that vLLM lets wait, as for KV of another worker
     copied out     blocks whose KV an earlier step has written, referenced; the slots are in no tree yet
     promoted       host slots, referenced, to blocks taken from the pool and not yet published
 Whoever would load what is being loaded or promoted waits until it has landed, and shares its blocks. A request whose
@@ -49,7 +49,7 @@ class HostTier:
     """The tiers of one scheduler, as its connector drives them.
 
     budget: blocks on their way to host memory at most. workers: of the engine, each of which makes every copy.
-    runs_beside(seconds, turned_away): whether a load that takes so long runs beside steps; turned_away: it should have
+    goes_async(seconds, turned_away): whether a load that takes so long is asynchronous; turned_away: it should have
     before, and vLLM had no room for its request.
     """
 
@@ -62,7 +62,7 @@ class HostTier:
         *,
         budget: int,
         workers: int,
-        runs_beside: "Callable[[float, bool], bool]",
+        goes_async: "Callable[[float, bool], bool]",
     ) -> None:
         self.tiers = tiers
         self._pool = pool
@@ -70,14 +70,14 @@ class HostTier:
         self._block_size = block_size
         self._budget = budget
         self._workers = workers
-        self._runs_beside = runs_beside
-        # Of a waiting request: its first block that can be loaded from host memory, how many, and whether beside steps.
+        self._goes_async = goes_async
+        # Of a waiting request: its first block that can be loaded from host memory, how many, and whether async.
         self._hits: dict[str, tuple[int, int, bool]] = {}
         self._loads: list[tuple[int, int]] = []
         # Tokens that were loaded for a request when it was last admitted.
         self._loaded: dict[str, int] = {}
         self._held: list[int] = []
-        # Loads beside steps: those that begin with the step that is being built, what is on its way, whose has landed
+        # Asynchronous loads: those that begin with the step that is being built, what is on its way, whose has landed
         # since vLLM was last told, and the tokens that requests have whose load has failed since they were last told.
         self._begun: list[BackgroundCopy] = []
         self._arriving: set[Any] = set()
@@ -102,7 +102,7 @@ class HostTier:
 
     def hit(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens of a waiting request that host memory has behind those it finds on the device, and whether they are
-        loaded beside steps. None: they are on their way already."""
+        loaded asynchronously. None: they are on their way already."""
         _, _, turned_away = self._hits.get(request.request_id, (0, 0, False))
         self.miss(request.request_id)
         if self.is_arriving(request, num_computed_tokens):
@@ -114,9 +114,9 @@ class HostTier:
         counters = self.tiers.counters
         # What lies in host memory was copied there, in the background.
         copy_s = (counters.copy_out_s + counters.copy_back_s) / max(1, counters.timed * self._workers)
-        later = self._runs_beside(count * copy_s, turned_away)
-        self._hits[request.request_id] = first, count, later
-        return count * self._block_size, later
+        is_async = self._goes_async(count * copy_s, turned_away)
+        self._hits[request.request_id] = first, count, is_async
+        return count * self._block_size, is_async
 
     def tokens_behind(self, request: "Request", num_computed_tokens: int) -> int:
         """What `hit` would find; changes nothing."""
@@ -143,7 +143,7 @@ class HostTier:
 
     def load(self, request: "Request", blocks: "KVCacheBlocks") -> bool:
         """The request is admitted and has got these device blocks. False: it reads nothing from here."""
-        first, count, later = self._hits.pop(request.request_id, (0, 0, False))
+        first, count, is_async = self._hits.pop(request.request_id, (0, 0, False))
         if not count:
             return False
         slots = self.tiers.host_slots_of(request.block_hashes, first, count)
@@ -152,7 +152,7 @@ class HostTier:
         self.tiers.hold(slots)
         self._loaded[request.request_id] = count * self._block_size
         pairs = tuple(zip(device_blocks[first : first + count], slots, strict=True))
-        if later:
+        if is_async:
             load = Load(request.request_id, tuple(request.block_hashes[: first + count]), first, tuple(slots))
             self._arriving.update(load.hashes[first:])
             self._begun.append(self._begin(load, [], SwapCopies(back=pairs)))
@@ -162,13 +162,13 @@ class HostTier:
         return True
 
     def is_loading(self, request_id: str) -> bool:
-        """Whether its load runs beside steps."""
+        """Whether it waits for an asynchronous load."""
         return any(
             isinstance(each.plan, Load) and each.plan.request_id == request_id for each in self._running.values()
         )
 
     def take_landed(self) -> set[str]:
-        """Requests whose loads beside steps have ended since the last call, one way or the other."""
+        """Requests whose asynchronous loads have ended since the last call, one way or the other."""
         landed, self._landed = self._landed, set()
         return landed
 
@@ -246,7 +246,7 @@ class HostTier:
 
     def _end_load(self, load: Load, *, failed: bool) -> None:
         self.tiers.let_go(load.slots, loaded=not failed)
-        self.tiers.counters.copied_back_beside_steps += len(load.slots) * (not failed)
+        self.tiers.counters.copied_back_async += len(load.slots) * (not failed)
         self._landed.add(load.request_id)
         if failed:
             self.tiers.counters.copies_failed += len(load.slots)

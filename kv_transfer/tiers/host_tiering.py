@@ -61,13 +61,13 @@ class HostTiering(HostSwapping):
         pool: TieredBlockPool,
         requests: "Mapping[str, Request]",
         budget: int,
-        runs_beside: "Callable[[float, bool], bool]",
+        goes_async: "Callable[[float, bool], bool]",
     ) -> HostTier:
         """The scheduler is ready: its tiers and its pool, its table of requests. The others: see `HostTier`."""
         self.swaps = SwapLedger(SharedSlots(tiers), self._block_size)
         workers = vllm_private.workers_of(self)
         self.host_tier = HostTier(
-            tiers, pool, requests, self._block_size, budget=budget, workers=workers, runs_beside=runs_beside
+            tiers, pool, requests, self._block_size, budget=budget, workers=workers, goes_async=goes_async
         )
         return self.host_tier
 

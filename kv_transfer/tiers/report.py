@@ -34,7 +34,7 @@ def tier_report(tiers: PrefixTiers, block_bytes: int, device_capacity_blocks: in
         copied_out_bytes=counters.copied_out * block_bytes,
         copy_out_s=counters.copy_out_s,
         copied_back_blocks=counters.copied_back,
-        copied_back_beside_steps_blocks=counters.copied_back_beside_steps,
+        copied_back_async_blocks=counters.copied_back_async,
         copied_back_bytes=counters.copied_back * block_bytes,
         copy_back_s=counters.copy_back_s,
         failed_copy_blocks=counters.copies_failed,

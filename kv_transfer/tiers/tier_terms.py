@@ -83,7 +83,7 @@ class TierCounters:
     # Promotions among it.
     copied_back: int = 0
     # Of these, for requests that waited for them while steps computed others.
-    copied_back_beside_steps: int = 0
+    copied_back_async: int = 0
     copies_failed: int = 0
     # What the copies in the background took, all workers of the engine together.
     copy_out_s: float = 0.0

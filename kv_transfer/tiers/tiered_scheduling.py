@@ -19,10 +19,10 @@ from kv_transfer.claims.block_events import emit_where_blocks_lie
 from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
 from kv_transfer.request_tenant import tenant_of
+from kv_transfer.tiers.async_loads import AsyncLoads
 from kv_transfer.tiers.device_pool import take_over
 from kv_transfer.tiers.host_tier import HostTier
 from kv_transfer.tiers.host_tiering import HostTiering
-from kv_transfer.tiers.later_loads import LaterLoads
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.settings import TierSettings, make_tiers
 
@@ -49,7 +49,7 @@ class TieredScheduling(_Scheduler):
         # The step that has ended last.
         self.stepped: SchedulerOutput | None = None
         self._host_tier: HostTier | None = None
-        self._later_loads = LaterLoads()
+        self._async_loads = AsyncLoads()
         self._counted_blocks: dict[str, int] = {}
         # Requests whose prompts are still to be counted.
         self._uncounted: dict[str, Request] = {}
@@ -74,7 +74,7 @@ class TieredScheduling(_Scheduler):
                 pool,
                 self.requests,
                 settings.copy_blocks,
-                self._runs_beside_steps,
+                self._goes_async,
             )
 
     def add_request(self, request: Request) -> None:
@@ -90,7 +90,7 @@ class TieredScheduling(_Scheduler):
         """Of a waiting request, what would be loaded behind those tokens that it finds on the device."""
         return 0 if self._host_tier is None else self._host_tier.tokens_behind(request, device_tokens)
 
-    def loads_beside_steps(self, request_id: str) -> bool:
+    def is_loading(self, request_id: str) -> bool:
         """Whether it waits until what it found in host memory has been loaded."""
         return self._host_tier is not None and self._host_tier.is_loading(request_id)
 
@@ -98,16 +98,16 @@ class TieredScheduling(_Scheduler):
         """Whether what a waiting request lacks next is on its way from host memory: it is not to be planned."""
         return self._host_tier is not None and self._host_tier.is_arriving(request, device_tokens)
 
-    def _runs_beside_steps(self, load_s: float, turned_away: bool) -> bool:
+    def _goes_async(self, load_s: float, turned_away: bool) -> bool:
         """Of a load for a request that waits. All others that run, or wait for a step, would be held up by it.
 
-        Of what loads beside steps vLLM wants more free blocks than of what computes at once: it keeps those that others
+        Of an asynchronous load vLLM wants more free blocks than of what computes at once: it keeps those that others
         will need to end. Where nobody runs who could end, a request that was turned away so would wait for good.
         """
         if turned_away and not self.running:
             return False
         others = sum(each.status in _COMPUTABLE for each in self.requests.values()) - 1
-        return self._later_loads.runs_beside(load_s, others)
+        return self._async_loads.is_cheaper(load_s, others)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         for name in [name for name in self._uncounted if name in self._begun]:
@@ -115,14 +115,14 @@ class TieredScheduling(_Scheduler):
         output = super().schedule(throttle_prefills)
         # What a step takes that waits for a load says nothing of those that a load might run beside.
         if self._host_tier is not None and output.total_num_scheduled_tokens and not output.has_sync_kv_loads:
-            self._later_loads.began(output, monotonic_s())
+            self._async_loads.began(output, monotonic_s())
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         self.stepped = scheduler_output
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self._host_tier is not None:
-            self._later_loads.ended(scheduler_output, monotonic_s(), self.alike_steps)
+            self._async_loads.ended(scheduler_output, monotonic_s(), self.alike_steps)
             for name, tokens in self._host_tier.take_failed().items():
                 request = self.requests.get(name)
                 if request is not None and not request.is_finished():
@@ -132,8 +132,6 @@ class TieredScheduling(_Scheduler):
     def _compute_instead(self, request: Request, tokens: int) -> None:
         """Of what was to be loaded for a request it has no more than these."""
         request.num_computed_tokens = tokens
-        if not tokens:
-            vllm_private.drop_reservation(self, request)
         self.failed_recving_kv_req_ids.add(request.request_id)
         if request.prefill_stats is not None and not request.num_preemptions:
             request.prefill_stats.set(

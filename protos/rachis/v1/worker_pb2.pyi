@@ -1205,7 +1205,7 @@ class TierReport(_message.Message):
     EVICTED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     EVICTED_DEVICE_FOR_OTHERS_BLOCKS_FIELD_NUMBER: _builtins.int
     EVICTED_HOST_FOR_OTHERS_BLOCKS_FIELD_NUMBER: _builtins.int
-    COPIED_BACK_BESIDE_STEPS_BLOCKS_FIELD_NUMBER: _builtins.int
+    COPIED_BACK_ASYNC_BLOCKS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Of requests that have begun."""
     device_hit_tokens: _builtins.int
@@ -1233,7 +1233,7 @@ class TierReport(_message.Message):
     evicted_device_for_others_blocks: _builtins.int
     """Of these, of tenants that claimed room while others did so as well."""
     evicted_host_for_others_blocks: _builtins.int
-    copied_back_beside_steps_blocks: _builtins.int
+    copied_back_async_blocks: _builtins.int
     """Of those that were copied back: for requests that waited for them while steps computed others."""
     @_builtins.property
     def refused_offers(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -1264,11 +1264,11 @@ class TierReport(_message.Message):
         evicted_host_blocks: _builtins.int = ...,
         evicted_device_for_others_blocks: _builtins.int = ...,
         evicted_host_for_others_blocks: _builtins.int = ...,
-        copied_back_beside_steps_blocks: _builtins.int = ...,
+        copied_back_async_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_back_beside_steps_blocks", b"copied_back_beside_steps_blocks", "copied_back_blocks", b"copied_back_blocks", "copied_back_bytes", b"copied_back_bytes", "copied_out_blocks", b"copied_out_blocks", "copied_out_bytes", b"copied_out_bytes", "copy_back_s", b"copy_back_s", "copy_out_s", b"copy_out_s", "device_blocks", b"device_blocks", "device_capacity_blocks", b"device_capacity_blocks", "device_hit_tokens", b"device_hit_tokens", "evicted_device_blocks", b"evicted_device_blocks", "evicted_device_for_others_blocks", b"evicted_device_for_others_blocks", "evicted_host_blocks", b"evicted_host_blocks", "evicted_host_for_others_blocks", b"evicted_host_for_others_blocks", "failed_copy_blocks", b"failed_copy_blocks", "host_blocks", b"host_blocks", "host_capacity_blocks", b"host_capacity_blocks", "host_hit_tokens", b"host_hit_tokens", "promoted_blocks", b"promoted_blocks", "promoted_used_blocks", b"promoted_used_blocks", "promoted_wasted_blocks", b"promoted_wasted_blocks", "prompt_tokens", b"prompt_tokens", "refused_offers", b"refused_offers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_back_async_blocks", b"copied_back_async_blocks", "copied_back_blocks", b"copied_back_blocks", "copied_back_bytes", b"copied_back_bytes", "copied_out_blocks", b"copied_out_blocks", "copied_out_bytes", b"copied_out_bytes", "copy_back_s", b"copy_back_s", "copy_out_s", b"copy_out_s", "device_blocks", b"device_blocks", "device_capacity_blocks", b"device_capacity_blocks", "device_hit_tokens", b"device_hit_tokens", "evicted_device_blocks", b"evicted_device_blocks", "evicted_device_for_others_blocks", b"evicted_device_for_others_blocks", "evicted_host_blocks", b"evicted_host_blocks", "evicted_host_for_others_blocks", b"evicted_host_for_others_blocks", "failed_copy_blocks", b"failed_copy_blocks", "host_blocks", b"host_blocks", "host_capacity_blocks", b"host_capacity_blocks", "host_hit_tokens", b"host_hit_tokens", "promoted_blocks", b"promoted_blocks", "promoted_used_blocks", b"promoted_used_blocks", "promoted_wasted_blocks", b"promoted_wasted_blocks", "prompt_tokens", b"prompt_tokens", "refused_offers", b"refused_offers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

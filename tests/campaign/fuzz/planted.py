@@ -334,7 +334,7 @@ PLANTS: Mapping[str, Plant] = {
         "a step computes more adapters than it has places for", _adapters_of_a_step_are_not_counted, real=False
     ),
     "loads_are_there_too_early": Plant(
-        "a request reads blocks before what is loaded for it beside steps has landed",
+        "a request reads blocks before what is loaded for it asynchronously has landed",
         _loads_are_there_too_early,
         real=False,
     ),

@@ -21,7 +21,7 @@ class Tally:
     """sessions and requests: those whose answers were compared. requests: plain ones beside the sessions.
 
     joined_...: requests that a decode scheduler admitted, by its reasons. copied_out, copied_back, promoted: blocks of
-    cached prefixes between device and host memory; copied_back_beside_steps: those that no step waited for;
+    cached prefixes between device and host memory; copied_back_async: those that no step waited for;
     evicted_..._for_others: those that tenants gave up for each other.
     emitted: requests that arrived with a part of their answer. leases: prompts that were handed off. bounded, yielded:
     steps whose chunk was that of the objective, or more.
@@ -51,7 +51,7 @@ class Tally:
     invalidated_tokens: int = 0
     copied_out: int = 0
     copied_back: int = 0
-    copied_back_beside_steps: int = 0
+    copied_back_async: int = 0
     promoted: int = 0
     evicted_device_for_others: int = 0
     evicted_host_for_others: int = 0
@@ -65,7 +65,7 @@ class Tally:
         for name in (
             "copied_out",
             "copied_back",
-            "copied_back_beside_steps",
+            "copied_back_async",
             "promoted",
             "evicted_device_for_others",
             "evicted_host_for_others",

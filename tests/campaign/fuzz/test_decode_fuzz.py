@@ -30,6 +30,7 @@ def test_requests_answer_as_fresh_ones_do(v2: bool) -> None:
     tally = until(REQUESTS, play(SEED, v2=v2), "requests")
     assert not tally.wrong, tally.wrong
     assert min(tally.cancelled, tally.recomputes, tally.loads, tally.failed_loads, tally.emitted) > 0
+    assert tally.copied_back > tally.copied_back_async > 0
     assert min(tally.joined_fcfs, tally.joined_policy, tally.joined_priority) > 0
     assert min(tally.joined_turn, tally.joined_overdue, tally.joined_idle, tally.joined_share) > 0
 

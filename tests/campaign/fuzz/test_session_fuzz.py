@@ -46,7 +46,7 @@ def test_simulated_sessions_answer_as_fresh_requests_do(v2: bool) -> None:
     assert min(tally.cancelled, tally.appends, tally.updates) > 0
     assert min(tally.swaps, tally.recomputes, tally.loads, tally.invalidated_tokens) > 0
     assert min(tally.copied_out, tally.promoted) > 0
-    assert tally.copied_back > tally.copied_back_beside_steps > 0
+    assert tally.copied_back > tally.copied_back_async > 0
     assert min(tally.evicted_device_for_others, tally.evicted_host_for_others) > 0
 
 

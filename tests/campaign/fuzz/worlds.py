@@ -62,7 +62,7 @@ class World:
     ttft_s: float = 5.0
     # Likewise.
     best_effort_ttft_s: float | None = None
-    # What a copy of a block in the background is said to take: from it follows which loads run beside steps.
+    # What a copy of a block in the background is said to take: from it follows which loads are asynchronous.
     copy_s: float = 0.0
     promotion: bool = True
 

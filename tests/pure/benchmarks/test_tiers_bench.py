@@ -96,7 +96,7 @@ def report(**numbers: Any) -> TierReport:
     zeros = TierReport(
         prompt_tokens=0, device_hit_tokens=0, host_hit_tokens=0, device_blocks=0, device_capacity_blocks=0,
         host_blocks=0, host_capacity_blocks=0, copied_out_blocks=0, copied_out_bytes=0, copy_out_s=0.0,
-        copied_back_blocks=0, copied_back_beside_steps_blocks=0, copied_back_bytes=0, copy_back_s=0.0,
+        copied_back_blocks=0, copied_back_async_blocks=0, copied_back_bytes=0, copy_back_s=0.0,
         failed_copy_blocks=0, refused_offers={},
         promoted_blocks=0, promoted_used_blocks=0, promoted_wasted_blocks=0, evicted_device_blocks=0,
         evicted_host_blocks=0,

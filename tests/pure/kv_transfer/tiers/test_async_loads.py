@@ -1,19 +1,19 @@
-"""Which loads from host memory run beside steps."""
+"""Which loads from host memory are asynchronous."""
 
 import pytest
 
-from kv_transfer.tiers.later_loads import LaterLoads
+from kv_transfer.tiers.async_loads import AsyncLoads
 
 
-def after_a_step_of(seconds: float) -> LaterLoads:
-    loads = LaterLoads()
+def after_a_step_of(seconds: float) -> AsyncLoads:
+    loads = AsyncLoads()
     loads.began("step", 100.0)
     loads.ended("step", 100.0 + seconds)
     return loads
 
 
 @pytest.mark.parametrize(
-    ("step_s", "load_s", "others", "runs_beside"),
+    ("step_s", "load_s", "others", "is_cheaper"),
     [
         (0.010, 0.020, 0, False),
         (0.010, 0.020, 1, True),
@@ -23,18 +23,18 @@ def after_a_step_of(seconds: float) -> LaterLoads:
         (0.010, 0.0001, 64, False),
     ],
 )
-def test_a_load_runs_beside_steps_where_those_who_would_wait_lose_more_than_its_own_request(
-    step_s: float, load_s: float, others: int, runs_beside: bool
+def test_a_load_goes_async_where_those_who_would_wait_lose_more_than_its_own_request(
+    step_s: float, load_s: float, others: int, is_cheaper: bool
 ) -> None:
-    assert after_a_step_of(step_s).runs_beside(load_s, others) is runs_beside
+    assert after_a_step_of(step_s).is_cheaper(load_s, others) is is_cheaper
 
 
 def test_before_the_first_step_nobody_waits_for_a_load_beside_others() -> None:
-    assert LaterLoads().runs_beside(0.001, 1)
+    assert AsyncLoads().is_cheaper(0.001, 1)
 
 
 def test_a_step_that_began_while_another_one_was_under_way_has_waited_for_it() -> None:
-    loads = LaterLoads()
+    loads = AsyncLoads()
     loads.began("first", 0.0)
     loads.began("second", 0.001)
     loads.ended("first", 0.010)
@@ -44,14 +44,14 @@ def test_a_step_that_began_while_another_one_was_under_way_has_waited_for_it() -
 
 
 def test_of_steps_alike_that_are_taken_at_once_each_counts() -> None:
-    loads = LaterLoads()
+    loads = AsyncLoads()
     loads.began("sixteen", 1.0)
     loads.ended("sixteen", 1.16, alike=16)
     assert loads.step_s == pytest.approx(0.01)
 
 
 def test_steps_that_never_end_and_unknown_ones_leave_nothing() -> None:
-    loads = LaterLoads()
+    loads = AsyncLoads()
     loads.ended("unknown", 5.0)
     assert loads.step_s == 0
     loads.began("lost", 0.0)

@@ -89,6 +89,37 @@ def test_a_load_that_holds_nobody_is_waited_for_by_its_step(clock: SteppedClock)
     assert len(engine.outputs[0].kv_connector_metadata.rachis_swap_copies.back) == len(PREFIX) // BLOCK_SIZE
 
 
+def test_who_waits_behind_a_load_counts_as_who_runs(clock: SteppedClock) -> None:
+    engine = SimulatedEngine(_PLAIN)
+    in_host_memory_only(engine, clock, PREFIX)
+    engine.outputs.clear()
+    engine.add("probe", PROBE)
+    engine.add("other", numbered(7, 40))
+    turn(engine, clock)
+    assert engine.outputs[0].num_scheduled_tokens == {"other": 40}
+
+
+def test_a_step_that_has_waited_for_a_load_says_nothing_of_how_long_steps_take(clock: SteppedClock) -> None:
+    engine = SimulatedEngine(_PLAIN)
+    another = numbered(2, len(PREFIX))
+    for prefix in (PREFIX, another):
+        in_host_memory_only(engine, clock, prefix)
+    step = engine.runner.step
+
+    def take(output: Any) -> Any:
+        clock.advance(100.0 if output.has_sync_kv_loads else 0.01)
+        return step(output)
+
+    # The runner takes no time of its own.
+    engine.runner.step = take  # type: ignore[method-assign]
+    engine.add("alone", PROBE, max_tokens=9)
+    turn(engine, clock)
+    assert status(engine, "alone") is not LOADING
+    engine.add("probe", [*another, *numbered(3, COMPUTED)])
+    turn(engine, clock)
+    assert status(engine, "probe") is LOADING
+
+
 def test_what_is_being_loaded_is_loaded_once(engine: SimulatedEngine, clock: SteppedClock) -> None:
     before = engine.scheduler.tiers.counters.copied_back
     prompts = {f"probe {index}": [*PREFIX, *numbered(3 + index, COMPUTED)] for index in range(3)}
@@ -170,6 +201,69 @@ def test_what_a_session_is_loaded_beside_steps_was_found_and_its_input_waits(wor
     assert (tokens.reused_tokens, tokens.computed_tokens) == (found, len(PROBE) - found)
 
 
+def test_who_waits_for_what_is_being_loaded_takes_nothing_of_a_step(clock: SteppedClock) -> None:
+    world = replace(_PLAIN, token_budget=64)
+    engine = SimulatedEngine(world)
+    in_host_memory_only(engine, clock, PREFIX)
+    # While there is a session, steps are planned.
+    engine.open("idle", [])
+    engine.add("decodes", numbered(7, 40), max_tokens=60)
+    engine.add("long", numbered(11, 1600), priority=1)
+    for _ in range(4):
+        turn(engine, clock)
+    engine.add("probe", PROBE)
+    turn(engine, clock)
+    assert status(engine, "probe") is LOADING
+    engine.outputs.clear()
+    engine.add("waits", [*PREFIX, *numbered(5, COMPUTED)])
+    turn(engine, clock)
+    assert engine.outputs[0].num_scheduled_tokens == {"decodes": 1, "long": world.token_budget - 1}
+
+
+def test_what_an_update_cuts_off_while_it_is_loaded_is_no_hit(clock: SteppedClock) -> None:
+    engine = SimulatedEngine(_PLAIN)
+    in_host_memory_only(engine, clock, PREFIX)
+    engine.add("decodes", numbered(7, 40), max_tokens=60)
+    for _ in range(4):
+        turn(engine, clock)
+    before = replace(engine.scheduler.tiers.counters)
+    engine.open("session", PREFIX)
+    turn(engine, clock)
+    assert status(engine, "session") is LOADING
+    kept = 3 * BLOCK_SIZE
+    engine.scheduler.replace_prompt("session", PREFIX[: kept + 4])
+    engine.scheduler.close_input("session", [1])
+    engine.drain()
+    assert engine.answers["session"] == expected_tokens([*PREFIX[: kept + 4], 1], 1)
+    counters = engine.scheduler.tiers.counters
+    assert counters.prompt_tokens - before.prompt_tokens == kept + 5
+    assert counters.host_hit_tokens - before.host_hit_tokens == kept
+    assert counters.device_hit_tokens == before.device_hit_tokens
+
+
+def test_a_prompt_waits_for_the_beginning_of_its_prefix_that_is_being_promoted(clock: SteppedClock) -> None:
+    engine = SimulatedEngine(replace(_PLAIN, eviction="lfu", promotion=True))
+    for index in range(3):
+        engine.add(f"warm {index}", [*PREFIX, index])
+        engine.drain()
+    # They hold nearly all blocks at once, so that the hot prefix leaves the device; then they are colder.
+    for index in range(3):
+        engine.add(f"flood {index}", numbered(20 + index, 130 * BLOCK_SIZE), max_tokens=20)
+    engine.drain()
+    engine.outputs.clear()
+    engine.add("decodes", numbered(7, 40), max_tokens=60)
+    for _ in range(10):
+        turn(engine, clock)
+        if any(each.copies.back for each in engine.outputs[-1].kv_connector_metadata.rachis_background_copies):
+            break
+    else:
+        raise AssertionError("nothing is promoted")
+    engine.add("probe", PROBE)
+    engine.drain()
+    assert engine.answers["probe"] == expected_tokens(PROBE, 1)
+    assert sum(scheduled(engine, "probe")) == COMPUTED
+
+
 def test_a_prompt_that_is_planned_is_loaded_beside_what_vllm_keeps_for_others(clock: SteppedClock) -> None:
     engine = SimulatedEngine(replace(_PLAIN, blocks=101, token_budget=64))
     prefix = numbered(1, 30 * BLOCK_SIZE)
@@ -183,4 +277,4 @@ def test_a_prompt_that_is_planned_is_loaded_beside_what_vllm_keeps_for_others(cl
     for _ in range(12):
         turn(engine, clock)
     assert engine.answers["probe"] == expected_tokens([*prefix, *numbered(3, 5)], 1)
-    assert engine.scheduler.tiers.counters.copied_back_beside_steps == len(prefix) // BLOCK_SIZE
+    assert engine.scheduler.tiers.counters.copied_back_async == len(prefix) // BLOCK_SIZE

@@ -1,14 +1,14 @@
-"""Which loads from host memory a step waits for, and which run beside steps while their requests wait. Pure.
+"""Which loads from host memory are asynchronous: no step waits for them, their requests do. Pure.
 
-A load that a step waits for costs every other request, of the step and behind it, what the copy takes. One that runs
-beside steps costs its own request alone: the rest of the step that computes when it lands. Whatever costs less in sum
-is done (docs/decisions/0079).
+A synchronous load costs every other request, of the step that waits for it and behind it, what the copy takes. An
+asynchronous one costs its own request alone: the rest of the step that computes when it lands. Whatever costs less in
+sum is done (docs/decisions/0079).
 """
 
 from collections import deque
 
 
-class LaterLoads:
+class AsyncLoads:
     """Told of steps by whoever takes them; several may be under way, and end in order."""
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class LaterLoads:
                 self._ended_s = now_s
                 return
 
-    def runs_beside(self, load_s: float, others: int) -> bool:
-        """Whether a load that takes so long runs beside steps.
+    def is_cheaper(self, load_s: float, others: int) -> bool:
+        """Whether a load that takes so long is cheaper asynchronous.
 
         others: requests that would be held up by it: of the step, and behind it.
         """

@@ -1,9 +1,9 @@
 """What a load from host memory costs those who are computed meanwhile, and its own request: by where it runs.
 
 One engine with vLLM's scheduler in simulated time, costs of an H100 with an 8B model: `answers` are decoded all the
-time, and every `every_s` a prompt comes whose first `prefix_tokens` lie in host memory, and nowhere else. Loads run
-before the step that admits them, beside steps, or as the rule of `kv_transfer.tiers.later_loads` has it.
-Run it: python -m benchmarks.loads_beside_steps
+time, and every `every_s` a prompt comes whose first `prefix_tokens` lie in host memory, and nowhere else. Loads are
+synchronous, asynchronous, or as the rule of `kv_transfer.tiers.async_loads` has it.
+Run it: python -m benchmarks.async_loads
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from cluster_sim.costs import catalog
 from cluster_sim.engines.engine import OutcomeKind, SimJob
 from cluster_sim.engines.vllm_engine import VllmSimEngine
 from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
-from kv_transfer.tiers.later_loads import LaterLoads
+from kv_transfer.tiers.async_loads import AsyncLoads
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import Admission, TierRules
 
@@ -26,10 +26,10 @@ _BLOCK_TOKENS = 16
 _OWN_TOKENS = 64
 _ANSWER_TOKENS = 1000
 _PREFIXES = 24
-_RULE = LaterLoads.runs_beside
-WAYS: dict[str, Callable[[LaterLoads, float, int], bool]] = {
-    "before the step": lambda loads, load_s, others: False,
-    "beside steps": lambda loads, load_s, others: others > 0,
+_RULE = AsyncLoads.is_cheaper
+WAYS: dict[str, Callable[[AsyncLoads, float, int], bool]] = {
+    "synchronous": lambda loads, load_s, others: False,
+    "asynchronous": lambda loads, load_s, others: others > 0,
     "as is cheaper": _RULE,
 }
 
@@ -40,6 +40,8 @@ class Scene:
     prefix_tokens: int
     every_s: float = 0.25
     prompts: int = 24
+    # Whether steps alike are taken at once, as simulations do; the times of steps are then those of several.
+    leaps: bool = False
 
 
 SCENES = (Scene(1, 8192), Scene(8, 8192), Scene(64, 4096), Scene(64, 8192), Scene(128, 16384))
@@ -47,12 +49,16 @@ SCENES = (Scene(1, 8192), Scene(8, 8192), Scene(64, 4096), Scene(64, 8192), Scen
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """In milliseconds. step_p99: of steps that decode, from one end to the next. ttft_p50: of the prompts."""
+    """In milliseconds. step_p99: of steps that decode, from one end to the next. ttft_p50: of the prompts.
+
+    loaded_share, async_share: of the tokens in host memory those that were loaded at all, and asynchronously.
+    """
 
     step_p50: float
     step_p99: float
     ttft_p50: float
     loaded_share: float
+    async_share: float
 
 
 def run(scene: Scene, way: str) -> Figures:
@@ -68,9 +74,9 @@ def run(scene: Scene, way: str) -> Figures:
         tiers=TierSettings(
             eviction="lru", copy_blocks=2**20, rules=TierRules(admission=Admission.EVERYTHING, promotion=False)
         ),
-        leaps=False,
+        leaps=scene.leaps,
     )
-    with mock.patch.object(LaterLoads, "runs_beside", WAYS[way]):
+    with mock.patch.object(AsyncLoads, "is_cheaper", WAYS[way]):
         return _figures(VllmSimEngine(model, settings), scene)
 
 
@@ -101,15 +107,17 @@ def _figures(engine: VllmSimEngine, scene: Scene) -> Figures:
     for _ in range(scene.answers):
         prompt(_names(names, _BLOCK_TOKENS), _ANSWER_TOKENS)
     until(now_s + 2.0)
-    before = engine.totals.host_hit_tokens
+    counters = engine.scheduler.tiers.counters
+    before = counters.copied_back, counters.copied_back_async
     ends_s = _watched(engine)
     for index in range(scene.prompts):
         asked_s[prompt(prefixes[index % _PREFIXES])] = now_s
         until(now_s + scene.every_s)
     gaps_ms = 1000 * np.diff(ends_s)
-    loaded = (engine.totals.host_hit_tokens - before) / (scene.prompts * scene.prefix_tokens)
+    there = scene.prompts * scene.prefix_tokens // _BLOCK_TOKENS
+    loaded, in_async = counters.copied_back - before[0], counters.copied_back_async - before[1]
     p50, p99 = np.percentile(gaps_ms, (50, 99))
-    return Figures(float(p50), float(p99), float(1000 * np.median(ttfts)), loaded)
+    return Figures(float(p50), float(p99), float(1000 * np.median(ttfts)), loaded / there, in_async / there)
 
 
 def _watched(engine: VllmSimEngine) -> list[float]:
