@@ -2,7 +2,8 @@
 
 A kernel that never returns, a deadlock in a transfer library and a frozen process all look alike from outside: a step
 began, and does not end. Steps of one engine differ by orders of magnitude, so what is too long goes by the slowest ones
-of late. Written by the engine's thread, read anywhere.
+of late. Copies between device and host memory run beside steps, one after the other: an engine of which none ends any
+more hangs, too, though it steps. Written by the engine's thread, read anywhere.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ LEAST_S = 1.5
 # that are warm, where there are any, and has `limits.stall_timeout_s` before it is ended.
 FIRST_S = 10.0
 _FIRST_STEPS = 3
+# How long a copy may take, besides the step at whose end it is noticed.
+COPY_S = 10.0
 # Of the slowest step of late.
 _TIMES = 5.0
 # What is left of the slowest step with each one after it: about the last thousand count.
@@ -26,6 +29,8 @@ class Heartbeat:
     def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
         self._now_s = now_s
         self._began_s: float | None = None
+        # Since when a copy beside steps is due; None where there is none.
+        self.copying_since_s: float | None = None
         self._slowest_s = 0.0
         self._steps = 0
 
@@ -38,10 +43,13 @@ class Heartbeat:
 
     @property
     def stalled_s(self) -> float:
-        """How long the engine has been in its step, where it hangs there; 0 where it works, or has nothing to do."""
-        began_s = self._began_s
-        took_s = self._now_s() - began_s if began_s is not None else 0.0
-        return took_s if took_s > self.patience_s else 0.0
+        """How long the engine has been in its step, or a copy is due, where it hangs there; 0 where it works, or has
+        nothing to do."""
+        patience_s = self.patience_s
+        bounds = ((self._began_s, patience_s), (self.copying_since_s, COPY_S + patience_s))
+        now_s = self._now_s()
+        late_s = [now_s - since_s for since_s, bound_s in bounds if since_s is not None and now_s - since_s > bound_s]
+        return max(late_s, default=0.0)
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -45,6 +45,10 @@ class EngineWork:
     def is_computing(self) -> bool:
         return bool(self._scheduler.running)
 
+    def copying_since_s(self) -> float | None:
+        """Since when a copy between device and host memory beside steps is due; None where there is none."""
+        return getattr(self._scheduler, "copying_since_s", None)
+
     def step(self) -> None:
         began_s = monotonic_s()
         made = self.jobs.step(counts_prefixes=self.claims.group >= 0)

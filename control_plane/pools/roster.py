@@ -1,8 +1,9 @@
 """Which workers a service is meant to have, and how far each of them is. Pure: facts in, phases out.
 
 A worker is wanted from the moment its pool has a place for it until it has left. `Roster.observe` holds the wanted
-workers against the registry; a worker that was ready and whose registration has gone or has another generation without
-anybody having asked for it is lost, and counted.
+workers against the registry and against Ray. A worker that was ready is lost, and counted, when without anybody having
+asked for it Ray says that its process is gone, or it registers as another start of itself. One whose registration has
+gone alone is not ready: its heartbeat is late, or cannot reach Redis, and the same start may come back.
 """
 
 from collections.abc import Iterable, Mapping
@@ -121,7 +122,8 @@ class Roster:
                 self._observe(worker, record, without_node.get(worker.worker_id))
 
     def _observe(self, worker: PoolWorker, record: wire.WorkerRegistration | None, no_process: str | None) -> None:
-        if worker.generation and (record is None or record.generation != worker.generation):
+        is_gone = record.generation != worker.generation if record is not None else no_process is not None
+        if worker.generation and is_gone:
             self._lost[worker.pool] += 1
             worker.generation = 0
         if record is None and no_process is not None and worker.seen_generation > worker.past_generation:

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cluster_core.clock import monotonic_s
 from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport
 from kv_transfer.host_memory.swap_ledger import SwapCopies
 from kv_transfer.tiers.device_pool import TieredBlockPool
@@ -92,6 +93,8 @@ class HostTier:
         self._prefilled = False
         self._running: dict[int, _Running] = {}
         self._last_number = 0
+        # When the oldest copy under way began, or the last one before it ended.
+        self._copying_since_s = 0.0
 
     # For requests.
 
@@ -213,6 +216,11 @@ class HostTier:
         """Whether copies are under way or wait for their turn: a step without requests takes them on."""
         return bool(self._running or self._offers)
 
+    @property
+    def copying_since_s(self) -> float | None:
+        """Since when a copy is due, on the monotonic clock; None where none is under way."""
+        return self._copying_since_s if self._running else None
+
     def held_blocks(self) -> "list[KVCacheBlock]":
         """Device blocks that copies in the background refer to, each as often as they do."""
         return [block for each in self._running.values() for block in each.blocks]
@@ -221,6 +229,7 @@ class HostTier:
         """What the workers say of copies in the background."""
         self.tiers.counters.copy_out_s += report.seconds["out"]
         self.tiers.counters.copy_back_s += report.seconds["back"]
+        self._copying_since_s = monotonic_s()
         for number, workers in report.ended.items():
             running = self._running[number]
             running.reports -= workers
@@ -259,6 +268,8 @@ class HostTier:
         self, plan: CopyOut | Load | Promotion, blocks: "list[KVCacheBlock]", copies: SwapCopies
     ) -> BackgroundCopy:
         self._last_number += 1
+        if not self._running:
+            self._copying_since_s = monotonic_s()
         self._running[self._last_number] = _Running(plan, blocks, self._workers)
         return BackgroundCopy(self._last_number, copies)
 

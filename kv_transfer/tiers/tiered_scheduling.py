@@ -90,6 +90,11 @@ class TieredScheduling(_Scheduler):
         """Of a waiting request, what would be loaded behind those tokens that it finds on the device."""
         return 0 if self._host_tier is None else self._host_tier.tokens_behind(request, device_tokens)
 
+    @property
+    def copying_since_s(self) -> float | None:
+        """See `HostTier`."""
+        return self._host_tier.copying_since_s if self._host_tier is not None else None
+
     def is_loading(self, request_id: str) -> bool:
         """Whether it waits until what it found in host memory has been loaded."""
         return self._host_tier is not None and self._host_tier.is_loading(request_id)

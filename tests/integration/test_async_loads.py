@@ -59,14 +59,21 @@ def scheduled(engine: SimulatedEngine, name: str) -> list[int]:
     return [output.num_scheduled_tokens.get(name, 0) for output in engine.outputs]
 
 
+def copy_due_since_s(engine: SimulatedEngine) -> float | None:
+    since_s: float | None = engine.scheduler.copying_since_s
+    return since_s
+
+
 def status(engine: SimulatedEngine, name: str) -> Any:
     return engine.scheduler.requests[name].status
 
 
 def test_others_are_computed_while_a_prefix_is_loaded(engine: SimulatedEngine, clock: SteppedClock) -> None:
+    assert copy_due_since_s(engine) is None
     engine.add("probe", PROBE, max_tokens=3)
     turn(engine, clock)
     assert status(engine, "probe") is LOADING
+    assert copy_due_since_s(engine) == clock.now_s
     assert not engine.outputs[0].kv_connector_metadata.rachis_swap_copies.back
     engine.drain()
 
@@ -76,6 +83,7 @@ def test_others_are_computed_while_a_prefix_is_loaded(engine: SimulatedEngine, c
     assert scheduled(engine, "probe")[first] == COMPUTED
     assert engine.answers["probe"] == expected_tokens(PROBE, 3)
     assert engine.scheduler.tiers.counters.host_hit_tokens == len(PREFIX)
+    assert copy_due_since_s(engine) is None
     engine.check_idle()
 
 

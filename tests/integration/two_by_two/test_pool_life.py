@@ -15,7 +15,7 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 
 from tests.integration.conftest import all_blocks_free, until
-from tests.integration.two_by_two.conftest import TwoByTwo
+from tests.integration.two_by_two.conftest import TwoByTwo, lost
 
 pytestmark = [
     pytest.mark.integration,
@@ -93,7 +93,7 @@ async def test_a_drain_and_a_rolling_restart_under_load_lose_nothing(two_by_two:
 
 
 async def _lose_nothing(client: AsyncClient, expected: Sequence[list[int]]) -> None:
-    load, outcomes_before = Load(client, expected), await _outcomes(client)
+    load, outcomes_before, lost_before = Load(client, expected), await _outcomes(client), await lost(client)
     async with load.running(), _processes_seen(client) as processes:
         await _followed(client.admin.RemoveWorker(admin.RemoveWorkerRequest(worker_id="prefill-1")))
         assert await _sizes(client) == [(1, 1), (2, 2)]
@@ -102,9 +102,9 @@ async def _lose_nothing(client: AsyncClient, expected: Sequence[list[int]]) -> N
     after = await _generations(client)
     assert after.keys() == before.keys() == {"prefill-0", "decode-0", "decode-1"}
     assert all(after[name] > before[name] for name in before)
-    # Its old process and its new one: nobody's ended without being told to. One that is late in saying that it is there
-    # counts as lost until it says so again, and may be late on a busy machine.
+    # Its old process and its new one: nobody's ended without being told to.
     assert {name: len(processes[name]) for name in before} == dict.fromkeys(before, 2)
+    assert await lost(client) == lost_before
     assert await _outcomes(client) - outcomes_before == {"finished": len(load.routes)}
     assert {route.decode_worker_id for route in load.routes} == {"decode-0", "decode-1"}
     await until(lambda: all_blocks_free(client), "all blocks free")

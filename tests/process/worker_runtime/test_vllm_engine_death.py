@@ -1,4 +1,7 @@
-"""Callers of a vLLM engine that has died get an answer; no engine is started here, and vLLM is not imported."""
+"""Callers of a vLLM engine that has died get an answer, and it tells when its copies hang.
+
+No engine is started here, and vLLM is not imported.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster_configs.schema import RachisConfig
-from cluster_core.clock import ClusterClock
+from cluster_core.clock import ClusterClock, monotonic_s
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.engine_reports import EngineInfo, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
@@ -33,11 +36,25 @@ class Mortal(EngineWork):
         return False
 
 
+class Copying(Mortal):
+    """Steps without requests, for a copy that began a minute ago."""
+
+    def has_requests(self) -> bool:
+        return True
+
+    def step(self) -> None:
+        pass
+
+    def copying_since_s(self) -> float | None:
+        return monotonic_s() - 60.0
+
+
 class Trial:
     """An engine that has not started yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: type[Mortal] = Mortal) -> None:
         config = RachisConfig()
+        self._work = work
         settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.ALONE)
         self.dies_at_once = False
         self.deaths: list[str] = []
@@ -53,7 +70,7 @@ class Trial:
     def _bring_up(
         self, settings: EngineSettings, on_phase: Callable[[str], None], on_loop: Callable[..., object]
     ) -> EngineWork:
-        work = Mortal(_idle_vllm(), INFO, settings, ClusterClock(), on_loop)
+        work = self._work(_idle_vllm(), INFO, settings, ClusterClock(), on_loop)
         work.dies = self.dies_at_once
         return work
 
@@ -145,3 +162,12 @@ async def test_what_is_raised_while_it_starts_is_why_it_did_not() -> None:
 
     with pytest.raises(StartError, match="the engine did not start: ValueError: no model"):
         await VllmEngine(settings, bring_up=fails).start(lambda phase: None, lambda why: None)
+
+
+async def test_an_engine_whose_copies_do_not_end_hangs() -> None:
+    trial = Trial(Copying)
+    try:
+        await trial.start()
+        await until(lambda: trial.engine.status().load.stalled_s > 50.0)
+    finally:
+        await trial.engine.stop()

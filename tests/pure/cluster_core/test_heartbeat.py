@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster_core.heartbeat import FIRST_S, LEAST_S, Heartbeat
+from cluster_core.heartbeat import COPY_S, FIRST_S, LEAST_S, Heartbeat
 
 
 class Clock:
@@ -65,3 +65,23 @@ def test_a_step_that_fails_has_ended(heartbeat: Heartbeat, clock: Clock) -> None
         raise ZeroDivisionError
     clock.now_s += 1000.0
     assert heartbeat.stalled_s == 0.0
+
+
+def test_an_engine_that_steps_on_while_none_of_its_copies_ends_hangs(heartbeat: Heartbeat, clock: Clock) -> None:
+    steps(heartbeat, clock, 1.0, 1.0, 1.0)
+    heartbeat.copying_since_s, patience_s = clock.now_s, COPY_S + heartbeat.patience_s
+    while clock.now_s - heartbeat.copying_since_s < patience_s:
+        assert heartbeat.stalled_s == 0.0
+        steps(heartbeat, clock, 1.0)
+    steps(heartbeat, clock, 1.0)
+    assert heartbeat.stalled_s == patience_s + 1.0
+    heartbeat.copying_since_s = None
+    assert heartbeat.stalled_s == 0.0, "it has ended after all"
+
+
+def test_a_copy_that_ends_during_a_long_step_is_noticed_after_it(heartbeat: Heartbeat, clock: Clock) -> None:
+    steps(heartbeat, clock, *[6.0] * 4)
+    heartbeat.copying_since_s = clock.now_s
+    with heartbeat.step():
+        clock.now_s += 5 * 6.0
+        assert heartbeat.stalled_s == 0.0

@@ -70,12 +70,17 @@ PLANTED = (
     Planted("pool_size", short, "decode", "has 1 ready workers and needs 2 (decode-1: no node has a GPU free)"),
     Planted("worker_lost", worker("decode-1", load=None), "decode-1", "does not answer at 10.0.0.1:20002"),
     Planted("worker_lost", worker("prefill-1", suspect=True), "prefill-1", "a call to it has failed"),
-    Planted("worker_hangs", worker("decode-1", load__stalled_s=12.3), "decode-1", "has been in one step for 12 s"),
+    Planted(
+        "worker_hangs",
+        worker("decode-1", load__stalled_s=12.3),
+        "decode-1",
+        "has been in one step or copy for 12 s",
+    ),
     Planted(
         "worker_hangs",
         worker("decode-1", load=None, registration__load__stalled_s=70),
         "decode-1",
-        "has been in one step for 70 s",
+        "has been in one step or copy for 70 s",
     ),
     Planted("worker_drains", worker("decode-1", registration__state=DRAINING), "decode-1", "until it is resumed"),
     Planted(

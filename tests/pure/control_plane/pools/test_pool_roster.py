@@ -67,16 +67,29 @@ def test_a_worker_goes_from_pending_over_starting_to_ready(roster: Roster) -> No
     assert lost(roster) == 0
 
 
-def test_a_ready_worker_that_goes_or_comes_back_as_another_start_is_lost_once(roster: Roster) -> None:
+def test_a_ready_worker_whose_process_goes_or_that_comes_back_as_another_start_is_lost_once(roster: Roster) -> None:
     roster.add(PREFILL)
     seen(roster, record("prefill-0", 5))
-    seen(roster)
-    seen(roster)
+    seen(roster, without_node=[("prefill-0", "no node has 1 GPU free")])
+    seen(roster, without_node=[("prefill-0", "")])
     assert lost(roster) == 1
     seen(roster, record("prefill-0", 6))
     assert lost(roster) == 1
     seen(roster, record("prefill-0", 7, STARTING))
     assert lost(roster) == 2
+
+
+def test_a_worker_whose_heartbeat_is_late_is_not_lost(roster: Roster) -> None:
+    """Its process runs: the counter is of processes and nodes that go away, and its alert says so."""
+    worker = roster.add(PREFILL)
+    seen(roster, record("prefill-0", 5))
+    seen(roster)
+    assert (told(worker)[0], lost(roster)) == ("STARTING", 0), "it gets nothing meanwhile"
+    seen(roster, record("prefill-0", 5))
+    assert (told(worker)[0], lost(roster)) == ("READY", 0)
+    seen(roster)
+    seen(roster, record("prefill-0", 6, STARTING))
+    assert lost(roster) == 1, "the start that was late did not come back"
 
 
 def test_a_worker_that_leaves_is_not_lost(roster: Roster) -> None:
@@ -95,7 +108,7 @@ def test_a_worker_that_was_told_to_end_and_starts_again_is_not_lost(roster: Rost
     seen(roster)
     seen(roster, record("prefill-0", 6))
     assert lost(roster) == 0
-    seen(roster)
+    seen(roster, without_node=[("prefill-0", "")])
     assert lost(roster) == 1
 
 
