@@ -30,6 +30,8 @@ STAMP := $(VENV)/.rachis-$(PROFILE)
 COMPILED := $(VENV)/.rachis-compiled
 SDKS := $(VENV)/sdks
 DOCS := $(VENV)/docs
+TRITON := $(VENV)/triton
+VARIANTS := $(VENV)/variants
 RELEASE := $(VENV)/release
 # Processes that tests are spread over: twice as many as cores, since many tests wait more than they compute.
 WORKERS ?= 4
@@ -38,7 +40,7 @@ GROUPED := --dist loadscope --no-loadscope-reorder
 SPREAD := -n $(WORKERS) $(GROUPED)
 BUF := node_modules/.bin/buf
 
-.PHONY: help setup sdks demo serve test pure process contract campaign integration secured test-hosts test-console families fuzz faults chaos check check-quick hooks protos map \
+.PHONY: help setup sdks demo serve test pure process contract campaign integration secured variants test-hosts test-console families fuzz faults chaos check check-quick hooks protos map \
 	docs docs-serve bench bench-papers bench-system bench-simulator lock release clean
 help: ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +76,18 @@ $(COMPILED): $(STAMP)
 	touch $@
 
 sdks: $(SDKS)/.rachis ## Create .venv/sdks: what people build on, for the tests of the client's package
+
+# Beside the environment, not in it: PyTorch would take Triton for a compiler.
+$(TRITON)/.rachis: requirements/triton.lock | $(STAMP) $(UV)
+	$(INSTALL) $(BIN)/python --target $(TRITON) --require-hashes -r requirements/triton.lock
+	touch $@
+
+$(VARIANTS)/.rachis: $(wildcard tests/engine_variants/* tests/engine_variants/*/*) | $(STAMP) $(UV)
+	source=$$(mktemp --directory)
+	cp -r tests/engine_variants $$source
+	$(INSTALL) $(BIN)/python --target $(VARIANTS) --no-build-isolation --upgrade $$source/engine_variants
+	rm -r $$source
+	touch $@
 
 $(SDKS)/.rachis: requirements/sdks.lock | $(UV)
 	$(PYTHON) -m venv --without-pip $(SDKS)
@@ -127,6 +141,14 @@ integration: setup sdks ## Whatever needs a real engine, Redis, Ray or NIXL, in 
 
 secured: setup sdks ## The tests over real services once more, with TLS, keys and a cluster secret
 	TESTS_SECURED=1 $(PYTEST) tests/integration $(SPREAD)
+
+# Of v2 kernels are interpreted, and steps take several times as long.
+VARIANT ?= async
+variants: setup sdks $(TRITON)/.rachis $(VARIANTS)/.rachis ## The tests over real engines once more as GPUs run them: VARIANT=async|v2|v2-async
+	[[ $(VARIANT) != v2* ]] || export PYTHONPATH=$(CURDIR)/$(TRITON) TRITON_INTERPRET=1
+	[[ $(VARIANT) != *async ]] || export TESTS_TWO_STEPS=1
+	export PYTHONPATH=$${PYTHONPATH:+$$PYTHONPATH:}$(CURDIR)/$(VARIANTS)
+	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) $(SPREAD)
 
 test-hosts: setup ## `ray up` on three hosts made of namespaces, faults, `ray down`; as root, installs what it needs
 	$(BIN)/python -m tests.hosts -q
@@ -232,7 +254,7 @@ lock: $(UV) ## Resolve requirements/*.in again into the pinned lock files with t
 			--override requirements/$$profile-excludes.txt -o requirements/$$profile.lock
 	done
 	grep '^torch==' requirements/cpu.in > requirements/torch-cpu.lock
-	for alone in uv sdks docs release; do
+	for alone in uv sdks docs release triton; do
 		$$pin --no-header --quiet $(UV_FLAGS) requirements/$$alone.in -o requirements/$$alone.lock
 	done
 

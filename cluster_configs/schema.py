@@ -150,6 +150,9 @@ class EngineSection(Section):
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     max_running_requests: int = Field(64, ge=1, le=4096)
     max_batched_tokens: int = Field(2048, ge=32, description="Most tokens of one engine step.")
+    model_runner: Literal["v1", "v2"] | None = Field(
+        None, description="vLLM's; null: v1 on a GPU, on a CPU v2 where there is Triton for it. v2 needs Triton."
+    )
     enforce_eager: bool = Field(
         True, description="False compiles and captures CUDA graphs: slower start, faster steps."
     )
@@ -201,6 +204,8 @@ class EngineSection(Section):
             raise ValueError("cost_model is given where device is imitated, and nowhere else")
         if self.device != "imitated":
             return self
+        if self.model_runner is not None:
+            raise ValueError("model_runner is of a device that computes, an imitated one has none")
         if self.tensor_parallel_size != 1:
             raise ValueError(
                 "tensor_parallel_size must be 1 where device is imitated: the cost model says how many GPUs"

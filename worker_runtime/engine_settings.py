@@ -99,13 +99,15 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         # vLLM decorates parts of its sampler with torch.compile even then; the first request with a penalty would
         # wait half a minute for a compiler.
         variables["TORCHDYNAMO_DISABLE"] = "1"
+    # On a GPU the other one has not been run yet (docs/decisions/0080).
+    runner = settings.engine.model_runner or ("v1" if settings.engine.device == "cuda" else None)
+    if runner is not None:
+        variables["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
     if settings.engine.device != "cuda":
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if settings.engine.device == "cpu":
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(settings.engine.kv_cache_gib)))
     if settings.engine.device == "cuda":
-        # Requests that arrive with output are written for this model runner (docs/decisions/0039).
-        variables["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         # It is compiled at the start, by a compiler that a host with the driver alone has not.
         variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     if settings.tracing.otlp_url is not None:

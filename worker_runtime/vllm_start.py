@@ -31,6 +31,7 @@ def bring_up_vllm(
     on_phase("importing vLLM")
     with _no_garbage():
         from vllm import __version__ as version
+        from vllm.triton_utils import HAS_TRITON
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from kv_transfer.handoff.emitted_output import accept_emitted_rows
@@ -38,6 +39,10 @@ def bring_up_vllm(
 
     if version != vllm_private.SUPPORTED_VLLM:
         raise StartError(f"vLLM {version} is installed, Rachis works with {vllm_private.SUPPORTED_VLLM}")
+    if settings.engine.model_runner == "v2" and not HAS_TRITON:
+        raise StartError(
+            "v2 is written in Triton, of which vLLM finds none for this device", field="engine.model_runner"
+        )
     is_imitated = settings.engine.device == "imitated"
     if is_imitated:
         _check_platform()

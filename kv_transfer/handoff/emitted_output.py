@@ -6,7 +6,7 @@ made here for one that it has never seen:
     scheduler        `EmittedOutput`: its output tokens, and with them its length and the hashes of its blocks, and how
                      far its grammar is
     model runner     `EmittedRows`: the output of its row, which penalties and minimum lengths count, and its generator,
-                     advanced by one draw for each token
+                     advanced by one draw for each token. V2 gets the output with the prompt, and draws by position
     front end        `feed_front_end`: its text, and the search for stop strings
 The first token of a hand-off arrives so, and the whole answer so far of a request that goes on elsewhere.
 """
@@ -96,7 +96,12 @@ def _advance(generator: Any, draws: int, vocabulary: int) -> None:
 
 
 def accept_emitted_rows(worker: Any) -> None:
-    """Mixes `EmittedRows` into the batch of a worker that is ready; `collective_rpc` brings it to all of an engine."""
+    """Mixes `EmittedRows` into the batch of a worker that is ready; `collective_rpc` brings it to all of an engine.
+
+    V2 of vLLM's model runners needs none of it: see the module.
+    """
+    if worker.use_v2_model_runner:
+        return
     batch = worker.model_runner.input_batch
     kind = type(batch)
     batch.__class__ = type(f"Emitted{kind.__name__}", (EmittedRows, kind), {})

@@ -18,6 +18,7 @@ from fault_sim.network import Network
 from tests.fakes.engine import FakeEngine, fabric
 from tests.lora_adapters import write_adapter
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
+from worker_runtime.vllm_engine import VllmEngine
 
 PROMPT = tuple(b"The capital of France is Paris, and the capital of Italy is Rome, and so on and so forth. ")
 _names = itertools.count()
@@ -96,14 +97,12 @@ def broken_adapter(started: tuple[Engine, EngineInfo], tmp_path_factory: pytest.
     return Adapter("broken", write_adapter(tmp_path_factory.mktemp("broken") / "adapter", 7, width=2))
 
 
-def vllm_engine(role: EngineRole, objectives: ObjectivesSection | None = None) -> Engine:
+def vllm_engine(role: EngineRole, objectives: ObjectivesSection | None = None) -> VllmEngine:
     config = RachisConfig()
     lora = LoraSection(max_loaded=2, max_in_batch=1)
     told = objectives or config.objectives
     settings = EngineSettings(config.model, config.engine, config.handoff, role, lora=lora, objectives=told)
     os.environ.update(engine_environment(settings))
-    from worker_runtime.vllm_engine import VllmEngine
-
     return VllmEngine(settings)
 
 
@@ -114,8 +113,6 @@ def imitated_engine(role: EngineRole) -> Engine:
     })  # fmt: skip
     settings = EngineSettings(config.model, config.engine, config.handoff, role)
     os.environ.update(engine_environment(settings))
-    from worker_runtime.vllm_engine import VllmEngine
-
     return VllmEngine(settings)
 
 

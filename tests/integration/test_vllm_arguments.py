@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cluster_configs.schema import DecodeSection, ObjectivesSection, RachisConfig
+from cluster_core.clock import ClusterClock
 from cluster_core.errors import StartError
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 
@@ -75,3 +76,16 @@ def test_arguments_of_vllm_that_are_unknown_or_ours_are_refused_by_name(argument
 def test_other_engines_are_not_told() -> None:
     assert "rachis_decode" not in arguments(EngineRole.PREFILL).additional_config
     assert arguments(EngineRole.ALONE).additional_config == {}
+
+
+def test_v2_of_vllms_model_runners_is_refused_where_there_is_no_triton() -> None:
+    from vllm.triton_utils import HAS_TRITON
+
+    from worker_runtime.vllm_start import bring_up_vllm
+
+    if HAS_TRITON:
+        pytest.skip("`make variants`")
+    config = RachisConfig(engine={"model_runner": "v2"})
+    settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.DECODE)
+    with pytest.raises(StartError, match=r"^engine\.model_runner: v2 is written in Triton"):
+        bring_up_vllm(settings, ClusterClock(), lambda phase: None, lambda call: None)

@@ -1,8 +1,9 @@
-"""The ports that vLLM, NIXL and UCX are given are free."""
+"""What the environment of an engine says: ports of vLLM, NIXL and UCX that are free, spans, the model runner."""
 
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -44,6 +45,17 @@ def test_an_engine_sends_its_own_spans_as_the_router_sends_its_traces() -> None:
     assert variables["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == "http/protobuf"
     assert variables["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT"] == "2.0"
     assert not any(name.startswith("OTEL_") for name in engine_environment(settings()))
+
+
+@pytest.mark.parametrize(
+    ("device", "runner", "told"),
+    [("cpu", None, None), ("cpu", "v1", "0"), ("cpu", "v2", "1"), ("cuda", None, "0"), ("cuda", "v2", "1")],
+)
+def test_a_gpu_has_v1_of_vllms_model_runners_unless_it_is_told_otherwise(
+    device: Literal["cpu", "cuda"], runner: Literal["v1", "v2"] | None, told: str | None
+) -> None:
+    engine = EngineSection(device=device, kv_buffer_device=device, model_runner=runner)
+    assert engine_environment(settings(engine=engine)).get("VLLM_USE_V2_MODEL_RUNNER") == told
 
 
 def test_a_range_without_room_for_ucx_is_refused_because_ucx_would_look_for_ever(ports: PortRange) -> None:

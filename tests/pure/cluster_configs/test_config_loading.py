@@ -324,6 +324,7 @@ def test_an_imitated_gpu_is_one_of_a_cost_model() -> None:
         ("engine.kv_cache_memory_gib", 1.0, "kv_blocks or its cost model's memory"),
         ("engine.block_size_tokens", 16, "multiple of 32"),
         ("engine.kv_buffer_device", "cuda", "kv_buffer_device must be cpu"),
+        ("engine.model_runner", "v2", "model_runner is of a device that computes"),
     ],
 )
 def test_what_an_imitated_gpu_cannot_be_is_refused(key: str, value: object, message: str) -> None:
