@@ -576,7 +576,7 @@ class DecodeSection(Section):
         description="Longest a request is held by the policy; half of what its deadline leaves where that is less.",
     )
     order_rows: bool = Field(
-        True, description="CPU only: keep requests that share a prefix side by side in the batch, whatever the policy."
+        True, description="CPU and V1 only: keep requests that share a prefix side by side, whatever the policy."
     )
     guard: bool = Field(True, description="Measure against order of arrival, and fall back to it when it is faster.")
     probe_interval_s: Seconds = Field(30.0, description="Time between two measurements; more while the policy wins.")
@@ -866,7 +866,7 @@ class LimitsSection(Section):
     )
     stall_timeout_s: Seconds = Field(
         60.0,
-        description="How long an engine may hang in one step before its process is ended and started again.",
+        description="How long an engine may hang in one step or copy before its process is ended and started again.",
     )
 
 

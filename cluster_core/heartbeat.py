@@ -29,8 +29,8 @@ class Heartbeat:
     def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
         self._now_s = now_s
         self._began_s: float | None = None
-        # Since when a copy beside steps is due; None where there is none.
-        self.copying_since_s: float | None = None
+        # How long a copy beside steps had been due when the last step had ended.
+        self._copy_due_s = 0.0
         self._slowest_s = 0.0
         self._steps = 0
 
@@ -45,11 +45,17 @@ class Heartbeat:
     def stalled_s(self) -> float:
         """How long the engine has been in its step, or a copy is due, where it hangs there; 0 where it works, or has
         nothing to do."""
-        patience_s = self.patience_s
-        bounds = ((self._began_s, patience_s), (self.copying_since_s, COPY_S + patience_s))
-        now_s = self._now_s()
-        late_s = [now_s - since_s for since_s, bound_s in bounds if since_s is not None and now_s - since_s > bound_s]
-        return max(late_s, default=0.0)
+        began_s, patience_s = self._began_s, self.patience_s
+        took_s = self._now_s() - began_s if began_s is not None else 0.0
+        bounds = ((took_s, patience_s), (self._copy_due_s, COPY_S + patience_s))
+        return max((each_s for each_s, bound_s in bounds if each_s > bound_s), default=0.0)
+
+    def copies(self, due_since_s: float | None) -> None:
+        """After each step: since when a copy beside steps is due, None where none is.
+
+        Only a step notices that a copy has ended: what passes between two steps is not the copy's.
+        """
+        self._copy_due_s = self._now_s() - due_since_s if due_since_s is not None else 0.0
 
     @contextmanager
     def step(self) -> Iterator[None]:

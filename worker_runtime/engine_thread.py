@@ -128,7 +128,7 @@ class EngineThread:
             return
         with self.heartbeat.step():
             work.step()
-        self.heartbeat.copying_since_s = work.copying_since_s()
+        self.heartbeat.copies(work.copying_since_s())
         if not work.is_computing():
             self._carry_out(work, block=True, timeout_s=_NAP_S)
 

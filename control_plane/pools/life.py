@@ -366,9 +366,10 @@ class Pools:
             await asyncio.sleep(self._timing.look_every_s)
 
     async def _look(self) -> None:
-        fresh = self._now_s() - self._rays_word_s < self._timing.believe_ray_s
+        now_s = self._now_s()
+        fresh = now_s - self._rays_word_s < self._timing.believe_ray_s
         registrations = [member.registration for member in self._membership.members()]
-        self._roster.observe(registrations, self._without_node if fresh else {})
+        self._roster.observe(registrations, self._without_node if fresh else {}, now_s)
         if self._is_started:
             self._kept.keep({pool: len(self._roster.staying(pool)) for pool in self._sizes})
         for worker in self._roster.workers():

@@ -3,7 +3,8 @@
 A worker is wanted from the moment its pool has a place for it until it has left. `Roster.observe` holds the wanted
 workers against the registry and against Ray. A worker that was ready is lost, and counted, when without anybody having
 asked for it Ray says that its process is gone, or it registers as another start of itself. One whose registration has
-gone alone is not ready: its heartbeat is late, or cannot reach Redis, and the same start may come back.
+gone alone is not ready: its heartbeat is late, or cannot reach Redis, and the same start may come back. After `GONE_S`
+it is lost, too: it may be frozen, or cut off from Redis.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,10 @@ _PENDING, _STARTING = admin.POOL_PHASE_PENDING, admin.POOL_PHASE_STARTING
 _READY, _DRAINING, _LEFT = admin.POOL_PHASE_READY, admin.POOL_PHASE_DRAINING, admin.POOL_PHASE_LEFT
 
 
+# Whoever has not registered for so long, though Ray knows its process, is of no use.
+GONE_S = 30.0
+
+
 @dataclass(slots=True)
 class PoolWorker:
     """One wanted worker.
@@ -27,7 +32,8 @@ class PoolWorker:
     generation: of the start that was ready last, until it is lost; 0 before that. seen_generation: the highest that has
     registered under its name, ready or not. past_generation: what the registry still has up to this one counts for
     nothing. to_fence: a generation that is not to register again, whose process Ray has given up.
-    trouble: why its last start failed, as far as that is known.
+    trouble: why its last start failed, as far as that is known. absent_since_s: since when it has had no registration;
+    None where it has one.
 
     leaves: it is on its way out for good. restarts: it is being started again. is_down: its old start is being ended.
     None of that counts as a loss. stands_in: it is there while another one restarts, and is no part of the pool's size.
@@ -42,6 +48,7 @@ class PoolWorker:
     past_generation: int = 0
     to_fence: int = 0
     trouble: str = ""
+    absent_since_s: float | None = None
     leaves: bool = False
     restarts: bool = False
     is_down: bool = False
@@ -109,8 +116,11 @@ class Roster:
     def ready(self, pool: Pool) -> int:
         return sum(worker.phase == _READY for worker in self.workers(pool))
 
-    def observe(self, registrations: Iterable[wire.WorkerRegistration], without_node: Mapping[str, str]) -> None:
-        """without_node: the workers that have no process, as far as Ray says, and why; empty: one is being made."""
+    def observe(
+        self, registrations: Iterable[wire.WorkerRegistration], without_node: Mapping[str, str], now_s: float
+    ) -> None:
+        """without_node: the workers that have no process, as far as Ray says, and why; empty: one is being made. now_s:
+        monotonic."""
         records = {record.worker_id: record for record in registrations}
         for worker in self._workers.values():
             record = records.get(worker.worker_id)
@@ -119,11 +129,16 @@ class Roster:
                 if record.generation <= worker.past_generation:
                     record = None
             if not (worker.leaves or worker.is_down):
-                self._observe(worker, record, without_node.get(worker.worker_id))
+                self._observe(worker, record, without_node.get(worker.worker_id), now_s)
 
-    def _observe(self, worker: PoolWorker, record: wire.WorkerRegistration | None, no_process: str | None) -> None:
-        is_gone = record.generation != worker.generation if record is not None else no_process is not None
-        if worker.generation and is_gone:
+    def _observe(
+        self, worker: PoolWorker, record: wire.WorkerRegistration | None, no_process: str | None, now_s: float
+    ) -> None:
+        if record is not None:
+            worker.absent_since_s = None
+        elif worker.absent_since_s is None:
+            worker.absent_since_s = now_s
+        if worker.generation and _is_lost(worker, record, no_process, now_s):
             self._lost[worker.pool] += 1
             worker.generation = 0
         if record is None and no_process is not None and worker.seen_generation > worker.past_generation:
@@ -138,7 +153,9 @@ class Roster:
         elif no_process:
             worker.is_at(_PENDING, no_process)
         else:
-            worker.is_at(_STARTING, record.phase if record is not None else worker.trouble)
+            has_process = no_process is None and worker.seen_generation > worker.past_generation
+            away = "its registration has ended, its process has not" if has_process else worker.trouble
+            worker.is_at(_STARTING, record.phase if record is not None else away)
 
     def missing(self) -> str:
         """Who is not ready, and what it waits for."""
@@ -160,3 +177,11 @@ class Roster:
             autoscales=pool in self.shrinks_to,
             workers=[worker.to_wire() for worker in self.workers(pool)],
         )
+
+
+def _is_lost(worker: PoolWorker, record: wire.WorkerRegistration | None, no_process: str | None, now_s: float) -> bool:
+    """Of one that was ready."""
+    if record is not None:
+        return record.generation != worker.generation
+    absent_s = now_s - worker.absent_since_s if worker.absent_since_s is not None else 0.0
+    return no_process is not None or absent_s >= GONE_S

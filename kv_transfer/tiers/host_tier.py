@@ -229,12 +229,13 @@ class HostTier:
         """What the workers say of copies in the background."""
         self.tiers.counters.copy_out_s += report.seconds["out"]
         self.tiers.counters.copy_back_s += report.seconds["back"]
-        self._copying_since_s = monotonic_s()
         for number, workers in report.ended.items():
             running = self._running[number]
             running.reports -= workers
             running.failed |= number in report.failed
             if not running.reports:
+                # Of all workers: they carry copies out in one order.
+                self._copying_since_s = monotonic_s()
                 del self._running[number]
                 self._end(running)
 

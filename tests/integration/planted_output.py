@@ -24,7 +24,7 @@ def _one_draw_too_many() -> Iterator[None]:
 
 
 @contextmanager
-def _rows_without_output() -> Iterator[None]:
+def rows_without_output() -> Iterator[None]:
     """The scheduler knows of the output, the model runner does not."""
     with mock.patch("kv_transfer.handoff.emitted_output.EmittedRows.add_request", _plain_add_request):
         yield
@@ -50,5 +50,5 @@ def _front_end_from_the_start() -> Iterator[None]:
 
 
 # Of vLLM's V1 model runner: V2 gets the output with the prompt, and draws by position.
-PLANTED_IN_ROWS = (_no_draws, _one_draw_too_many, _rows_without_output)
+PLANTED_IN_ROWS = (_no_draws, _one_draw_too_many, rows_without_output)
 PLANTED = (*PLANTED_IN_ROWS, _grammar_at_its_root, _front_end_from_the_start)

@@ -4,13 +4,19 @@ Real schedulers without a model, on a clock that is moved by hand (`simulated`),
 the background are told to, some steps late.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from decode_worker.batch_settings import BatchSettings
+from kv_transfer.host_memory.copy_worker import CopyReport
+from kv_transfer.host_memory.swap_ledger import SwapCopies
+from kv_transfer.tiers.host_tier import HostTier
+from kv_transfer.tiers.tier_terms import Load, TierCounters
 from prefill_worker.streaming_request import LOADING
 from tests.campaign.fuzz import kv_checking_runner
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
@@ -207,6 +213,26 @@ def test_what_a_session_is_loaded_beside_steps_was_found_and_its_input_waits(wor
     # Of what was known when it was admitted one block at least is computed.
     found = (len(PREFIX) - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert (tokens.reused_tokens, tokens.computed_tokens) == (found, len(PROBE) - found)
+
+
+def test_a_copy_is_due_since_the_one_before_it_has_ended_in_all_workers(clock: SteppedClock) -> None:
+    """Copies queue one behind another, and the ranks of an engine report each for itself."""
+    tiers: Any = SimpleNamespace(counters=TierCounters(), let_go=lambda slots, loaded: None)
+    pool: Any = SimpleNamespace(free_blocks=lambda blocks: None)
+    requests: Any = {name: SimpleNamespace(is_finished=lambda: False) for name in ("first", "second")}
+    tier = HostTier(tiers, pool, requests, BLOCK_SIZE, budget=8, workers=2, goes_async=lambda seconds, again: True)
+    for number, name in enumerate(requests):
+        # An engine of two ranks takes two processes; `load` wants more of a request than is looked at here.
+        tier._begin(Load(name, (name,), 0, (number,)), [], SwapCopies())
+    began_s = clock.now_s
+    clock.advance(9.0)
+    tier.take_in(CopyReport(Counter({1: 1, 2: 1})))
+    assert tier.copying_since_s == began_s, "the other rank is not done with the first"
+    tier.take_in(CopyReport(Counter({1: 1})))
+    assert tier.copying_since_s == began_s + 9.0
+    clock.advance(9.0)
+    tier.take_in(CopyReport(Counter({2: 1})))
+    assert tier.copying_since_s is None
 
 
 def test_who_waits_for_what_is_being_loaded_takes_nothing_of_a_step(clock: SteppedClock) -> None:

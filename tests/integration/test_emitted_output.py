@@ -19,12 +19,10 @@ import pytest_asyncio
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EmittedTokens, EngineJob, EngineOutput, SamplingSpec, StructuredOutputs
 from cluster_core.errors import InvalidInputError
-from kv_transfer import vllm_private
 from tests.contract.conftest import outputs_of, text_of, tokens_of, vllm_engine
-from tests.integration.planted_output import PLANTED, PLANTED_IN_ROWS
+from tests.integration.planted_output import PLANTED, PLANTED_IN_ROWS, rows_without_output
 from tests.structured.cases import byte_ids
 from worker_runtime.engine_settings import EngineRole
-from worker_runtime.engine_work import EngineWork
 from worker_runtime.vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.integration
@@ -142,10 +140,6 @@ def _logprobs(outputs: list[EngineOutput]) -> list[Any]:
     ]
 
 
-def _keeps_no_rows(work: EngineWork) -> bool:
-    return bool(vllm_private.scheduler_of(work.engine).use_v2_model_runner)
-
-
 def _reason(outputs: list[EngineOutput]) -> object:
     return outputs[-1].finish_reason
 
@@ -157,8 +151,11 @@ async def test_an_answer_that_goes_on_is_that_of_one_go(engine: Engine) -> None:
 
 @pytest.mark.parametrize("planted", PLANTED)
 async def test_a_planted_bug_is_found(engine: VllmEngine, planted: Any) -> None:
-    if planted in PLANTED_IN_ROWS and await engine.look(_keeps_no_rows):
-        pytest.skip("V2 of vLLM's model runners")
+    config = await engine.look(lambda work: work.engine.vllm_config)
+    if planted in PLANTED_IN_ROWS and config.use_v2_model_runner:
+        pytest.skip("V2 of vLLM's model runners keeps no such rows")
+    if planted is rows_without_output and config.scheduler_config.async_scheduling:
+        pytest.skip("an engine that steps ahead dies of it, and is that of all tests here")
     rng = Random(16_384)
     with planted():
         assert await is_wrong(engine, [drawn(rng) for _ in range(TRIALS)])

@@ -69,19 +69,28 @@ def test_a_step_that_fails_has_ended(heartbeat: Heartbeat, clock: Clock) -> None
 
 def test_an_engine_that_steps_on_while_none_of_its_copies_ends_hangs(heartbeat: Heartbeat, clock: Clock) -> None:
     steps(heartbeat, clock, 1.0, 1.0, 1.0)
-    heartbeat.copying_since_s, patience_s = clock.now_s, COPY_S + heartbeat.patience_s
-    while clock.now_s - heartbeat.copying_since_s < patience_s:
+    began_s, patience_s = clock.now_s, COPY_S + heartbeat.patience_s
+    while clock.now_s - began_s < patience_s:
         assert heartbeat.stalled_s == 0.0
         steps(heartbeat, clock, 1.0)
+        heartbeat.copies(began_s)
     steps(heartbeat, clock, 1.0)
+    heartbeat.copies(began_s)
     assert heartbeat.stalled_s == patience_s + 1.0
-    heartbeat.copying_since_s = None
+    heartbeat.copies(None)
     assert heartbeat.stalled_s == 0.0, "it has ended after all"
 
 
 def test_a_copy_that_ends_during_a_long_step_is_noticed_after_it(heartbeat: Heartbeat, clock: Clock) -> None:
     steps(heartbeat, clock, *[6.0] * 4)
-    heartbeat.copying_since_s = clock.now_s
+    heartbeat.copies(clock.now_s)
     with heartbeat.step():
         clock.now_s += 5 * 6.0
         assert heartbeat.stalled_s == 0.0
+
+
+def test_what_passes_between_two_steps_is_not_the_copys(heartbeat: Heartbeat, clock: Clock) -> None:
+    steps(heartbeat, clock, *[0.01] * 4)
+    heartbeat.copies(clock.now_s)
+    clock.now_s += 1000.0
+    assert heartbeat.stalled_s == 0.0, "an adapter was loaded, say"

@@ -6,7 +6,7 @@ import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
-from control_plane.pools.roster import PoolWorker, Roster
+from control_plane.pools.roster import GONE_S, PoolWorker, Roster
 
 PREFILL, DECODE = wire.POOL_PREFILL, wire.POOL_DECODE
 READY, STARTING, DRAINING = wire.WORKER_STATE_READY, wire.WORKER_STATE_STARTING, wire.WORKER_STATE_DRAINING
@@ -21,8 +21,13 @@ def record(name: str, number: int, state: wire.WorkerState.ValueType = READY) ->
     return wire.WorkerRegistration(worker_id=name, generation=number, state=state, phase="loading")
 
 
-def seen(roster: Roster, *records: wire.WorkerRegistration, without_node: Iterable[tuple[str, str]] = ()) -> None:
-    roster.observe(records, dict(without_node))
+def seen(
+    roster: Roster,
+    *records: wire.WorkerRegistration,
+    without_node: Iterable[tuple[str, str]] = (),
+    now_s: float = 0.0,
+) -> None:
+    roster.observe(records, dict(without_node), now_s)
 
 
 def told(worker: PoolWorker) -> tuple[str, str]:
@@ -31,6 +36,9 @@ def told(worker: PoolWorker) -> tuple[str, str]:
 
 def lost(roster: Roster) -> int:
     return roster.status()[0].lost_workers
+
+
+AWAY = ("STARTING", "its registration has ended, its process has not")
 
 
 def test_names_are_the_lowest_that_nobody_has(roster: Roster) -> None:
@@ -84,12 +92,26 @@ def test_a_worker_whose_heartbeat_is_late_is_not_lost(roster: Roster) -> None:
     worker = roster.add(PREFILL)
     seen(roster, record("prefill-0", 5))
     seen(roster)
-    assert (told(worker)[0], lost(roster)) == ("STARTING", 0), "it gets nothing meanwhile"
+    assert (told(worker), lost(roster)) == (AWAY, 0), "it gets nothing meanwhile"
     seen(roster, record("prefill-0", 5))
     assert (told(worker)[0], lost(roster)) == ("READY", 0)
     seen(roster)
     seen(roster, record("prefill-0", 6, STARTING))
     assert lost(roster) == 1, "the start that was late did not come back"
+
+
+def test_a_worker_that_has_not_registered_for_long_is_lost_though_its_process_runs(roster: Roster) -> None:
+    worker = roster.add(PREFILL)
+    seen(roster, record("prefill-0", 5))
+    for now_s in (10.0, 10.0 + GONE_S - 1.0):
+        seen(roster, now_s=now_s)
+        assert lost(roster) == 0
+    for now_s in (10.0 + GONE_S, 11.0 + GONE_S, 200.0):
+        seen(roster, now_s=now_s)
+        assert (told(worker), lost(roster)) == (AWAY, 1)
+    seen(roster, record("prefill-0", 5), now_s=201.0)
+    seen(roster, now_s=202.0)
+    assert lost(roster) == 1, "it came back, and is only late again"
 
 
 def test_a_worker_that_leaves_is_not_lost(roster: Roster) -> None:
