@@ -147,7 +147,6 @@ VARIANT ?= async
 variants: setup sdks $(TRITON)/.rachis $(VARIANTS)/.rachis ## The tests over real engines once more as GPUs run them: VARIANT=async|v2|v2-async
 	case $(VARIANT) in async|v2|v2-async) ;; *) echo "VARIANT is async, v2 or v2-async, not $(VARIANT)"; exit 2;; esac
 	[[ $(VARIANT) != v2* ]] || export PYTHONPATH=$(CURDIR)/$(TRITON) TRITON_INTERPRET=1
-	[[ $(VARIANT) != *async ]] || export TESTS_TWO_STEPS=1
 	export VLLM_USE_V2_MODEL_RUNNER=$$([[ $(VARIANT) == v2* ]] && echo 1 || echo 0) TESTS_VARIANT=$(VARIANT)
 	export PYTHONPATH=$${PYTHONPATH:+$$PYTHONPATH:}$(CURDIR)/$(VARIANTS)
 	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) $(SPREAD)

@@ -35,8 +35,8 @@ FCFS, FCFS_ORDERED, VLLM = "fcfs", "fcfs_ordered", "vllm"
 LEARNING = ("bandit", "q_learning")
 VARIANTS = (FCFS, FCFS_ORDERED, "greedy", "heuristic", *LEARNING)
 _SERIES_S = 0.25
-# Of its seconds, that a run takes.
-_AT_MOST = 10
+# So many times its seconds a run takes at most.
+_MOST_TIMES = 10
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class DecodeEngine:
         numbers: dict[str, int] = {}
         foreign_s, began_s = foreign_cpu_s(), monotonic_s()
         # On a busy machine longer, until some answer has two tokens: of less there are no figures.
-        longest_s = _AT_MOST * workload.seconds
+        longest_s = _MOST_TIMES * workload.seconds
         while (now_s := monotonic_s() - began_s) < (workload.seconds if run.gaps_s else longest_s):
             while added < len(arrivals) and arrivals[added][0] <= now_s:
                 numbers[self._add(arrivals[added][1], workload.decode_tokens)] = added

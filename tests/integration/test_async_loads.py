@@ -50,14 +50,19 @@ def clock() -> Iterator[SteppedClock]:
 
 @pytest.fixture(params=WORLDS)
 def engine(request: pytest.FixtureRequest, clock: SteppedClock) -> SimulatedEngine:
+    engine = decoding(WORLDS[request.param], clock)
+    assert engine.answers["decodes"]
+    engine.outputs.clear()
+    return engine
+
+
+def decoding(world: World, clock: SteppedClock) -> SimulatedEngine:
     """In which one request decodes, and the probe's prefix lies in host memory only."""
-    engine = SimulatedEngine(WORLDS[request.param])
+    engine = SimulatedEngine(world)
     in_host_memory_only(engine, clock, PREFIX)
     engine.add("decodes", numbered(7, 40), max_tokens=60)
     for _ in range(4):
         turn(engine, clock)
-    assert engine.answers["decodes"]
-    engine.outputs.clear()
     return engine
 
 
@@ -198,11 +203,7 @@ def test_who_gives_up_while_it_is_loaded_leaves_nothing(
 
 @pytest.mark.parametrize("world", ["streaming", "two steps at once", "both", "both, bounded"])
 def test_what_a_session_is_loaded_beside_steps_was_found_and_its_input_waits(world: str, clock: SteppedClock) -> None:
-    engine = SimulatedEngine(WORLDS[world])
-    in_host_memory_only(engine, clock, PREFIX)
-    engine.add("decodes", numbered(7, 40), max_tokens=60)
-    for _ in range(4):
-        turn(engine, clock)
+    engine = decoding(WORLDS[world], clock)
     engine.open("session", PREFIX)
     turn(engine, clock)
     assert status(engine, "session") is LOADING
@@ -255,11 +256,7 @@ def test_who_waits_for_what_is_being_loaded_takes_nothing_of_a_step(clock: Stepp
 
 
 def test_what_an_update_cuts_off_while_it_is_loaded_is_no_hit(clock: SteppedClock) -> None:
-    engine = SimulatedEngine(_PLAIN)
-    in_host_memory_only(engine, clock, PREFIX)
-    engine.add("decodes", numbered(7, 40), max_tokens=60)
-    for _ in range(4):
-        turn(engine, clock)
+    engine = decoding(_PLAIN, clock)
     before = replace(engine.scheduler.tiers.counters)
     engine.open("session", PREFIX)
     turn(engine, clock)

@@ -6,7 +6,7 @@ from triton.backends.compiler import BaseBackend
 
 
 class InterpretingCompiler(BaseBackend):
-    """Is never asked to: interpreted kernels are not compiled."""
+    """Triton wants these of a backend, and asks for none: interpreted kernels are not compiled."""
 
     @staticmethod
     def supports_target(target: Any) -> bool:

@@ -12,7 +12,7 @@ _IMITATED = "imitated_gpu.worker.ImitatedWorker"
 def register() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         _replace_kernels()
-    if os.environ.get("TESTS_TWO_STEPS") == "1":
+    if os.environ.get("TESTS_VARIANT", "").endswith("async"):
         _schedule_asynchronously()
 
 
