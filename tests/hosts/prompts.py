@@ -90,7 +90,7 @@ class Stream:
 
 @asynccontextmanager
 async def requests_meanwhile(
-    client: AsyncClient, prompts: Sequence[Prompt], interval_s: float = 0.15
+    client: AsyncClient, prompts: Sequence[Prompt], interval_s: float = 0.3
 ) -> AsyncIterator[Stream]:
     """Sends the prompts one after the other, without waiting for answers; all of them have ended after the block."""
     stream = Stream()
