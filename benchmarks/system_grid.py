@@ -13,10 +13,13 @@ one run of theirs tells all cells of a rate. The last two are run for each cell,
 linear between the rates of the sweep; who is refused has not kept them. The sweep goes on above its last rate where
 that many still do. A ratio is the hybrid's capacity over that of the best other for this very cell; None where no
 set-up carries anything.
+
+A queue that grows slowly keeps the objectives for a while: `lasting` says what share keeps them at these capacities in
+a run that is twice as long. Far below `ATTAINMENT`, the capacity is one of a short run, and longer ones have to judge.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -36,6 +39,7 @@ _OF_OBJECTIVES: Mapping[str, Mapping[str, Any]] = {
 WARM_UP = 0.25
 _ALPHA = 0.95
 _BEYOND = 1.5
+_LASTING = 2.0
 # Of Mooncake's trace: where interactive services are.
 CORE_TTFT_S = (2.0, 5.0)
 CORE_TPOT_MS = (15.0, 50.0)
@@ -181,6 +185,7 @@ def _cell(study: GridStudy, size: int, asked: tuple[tuple[float, float], Mapping
     hybrid = _OfCell(HYBRID, study, size, ttft_s, tpot_ms)
     found = hybrid.shares(carried[best])
     own = _capacity_at(found)
+    other = _OfCell(best, study, size, ttft_s, tpot_ms)
     return {
         "workers": size,
         "ttft_s": ttft_s,
@@ -190,37 +195,53 @@ def _cell(study: GridStudy, size: int, asked: tuple[tuple[float, float], Mapping
         "best_other": best if carried[best] else None,
         "ratio": _ratio(own, carried[best]),
         "attainment": {f"{rate:g}": round(share, 4) for rate, share in found.items()},
+        "lasting": {"other": other.lasting(carried[best]), HYBRID: hybrid.lasting(own)},
         **hybrid.at(own),
     }
 
 
 class _OfCell:
-    """A set-up that goes by the objectives of one cell."""
+    """A set-up under the objectives of one cell."""
 
     def __init__(self, name: str, study: GridStudy, size: int, ttft_s: float, tpot_ms: float) -> None:
-        self._simulate = partial(simulate, study, name, size, objectives=(ttft_s, tpot_ms))
+        self._name = name
+        self._size = size
         self._study = study
-        self._seeds = study.seeds
-        self._tpot_ms = tpot_ms
+        self._objectives = (ttft_s, tpot_ms)
 
     def shares(self, start: float) -> dict[float, float]:
         """By rate, of the requests that keep both objectives; around this rate."""
         return around(self._study.ladder, start, self._attainment)
 
-    def _attainment(self, rate: float) -> float:
-        return fmean(self._simulate(rate, seed).attainment for seed in self._seeds)
+    def lasting(self, rate: float) -> float | None:
+        """Of the requests at this rate for so much longer, the share that keeps both objectives; by the first seed."""
+        if not rate:
+            return None
+        longer = replace(self._study, seconds=self._study.seconds * _LASTING)
+        return round(self._share(self._simulate(longer, rate, longer.seeds[0])), 4)
 
     def at(self, rate: float) -> dict[str, float | None]:
         """At its capacity: P99 of TPOT over its objective, and shares of it that are refused and that are carried at a
         load of half as much again (`beyond`)."""
         if not rate:
             return {"tpot_p99_over_objective": None, "refused": None, "beyond": None}
-        there, beyond = (self._simulate(load, self._seeds[0]) for load in (rate, rate * _BEYOND))
+        there, beyond = (self._simulate(self._study, load, self._study.seeds[0]) for load in (rate, rate * _BEYOND))
         return {
-            "tpot_p99_over_objective": round(there.tpot_s.quantile(0.99) * 1000 / self._tpot_ms, 3),
+            "tpot_p99_over_objective": round(there.tpot_s.quantile(0.99) * 1000 / self._objectives[1], 3),
             "refused": round(there.outcomes.get("refused", 0) / there.requests, 4),
             "beyond": round(beyond.attainment * _BEYOND / there.attainment, 3) if there.attainment else None,
         }
+
+    def _attainment(self, rate: float) -> float:
+        return fmean(self._share(self._simulate(self._study, rate, seed)) for seed in self._study.seeds)
+
+    def _simulate(self, study: GridStudy, rate: float, seed: int) -> Figures:
+        return simulate(study, self._name, self._size, rate, seed, self._objectives)
+
+    def _share(self, run: Figures) -> float:
+        if self._name in _OF_OBJECTIVES:
+            return run.attainment
+        return _attained(run)[self._study.cells.index(self._objectives)]
 
 
 def _capacity_at(shares: Mapping[float, float]) -> float:
@@ -272,10 +293,12 @@ def simulate(
 def _attainments(study: GridStudy, name: str, size: int, rate: float) -> list[float]:
     """Of each cell, the mean over the seeds."""
     runs = [simulate(study, name, size, rate, seed) for seed in study.seeds]
-    return [
-        fmean(run.attained_of[place] / run.measured if run.measured else 0.0 for run in runs)
-        for place in range(len(study.cells))
-    ]
+    return [fmean(shares) for shares in zip(*map(_attained, runs), strict=True)]
+
+
+def _attained(run: Figures) -> list[float]:
+    """Of each cell."""
+    return [kept / run.measured if run.measured else 0.0 for kept in run.attained_of]
 
 
 def _scenario(

@@ -85,7 +85,8 @@ def bench_system_grid(options: Options, *, as_json: bool) -> None:
     out.print(
         f"hybrid over the best other for each cell: worst {_number(result['worst_ratio'])}, mean "
         f"{_number(result['mean_ratio'])}, worst of the core {_number(result['core_ratio'])}; "
-        f"{result['lost_cells']} of {len(result['cells'])} cells lost"
+        f"{result['lost_cells']} of {len(result['cells'])} cells lost\n"
+        "for longer: the share that keeps both at the capacities of the best other and the hybrid, in twice the time"
     )
 
 
@@ -95,10 +96,11 @@ def _print(study: GridStudy, size: int, cells: list[dict[str, Any]]) -> None:
             f"{cell['ttft_s']:g} s", f"{cell['tpot_ms']:g} ms",
             *(f"{cell['capacity'][name]:.2f}" for name in (*study.others, DEFLECTION, HYBRID)), _number(cell["ratio"]),
             _number(cell["tpot_p99_over_objective"]), _number(cell["beyond"]),
+            ", ".join(map(_number, cell["lasting"].values())),
         )
         for cell in cells
     ]  # fmt: skip
-    columns = ("TTFT", "TPOT", *study.others, DEFLECTION, HYBRID, "ratio", "TPOT P99", "at 1.5x load")
+    columns = ("TTFT", "TPOT", *study.others, DEFLECTION, HYBRID, "ratio", "TPOT P99", "at 1.5x load", "for longer")
     print_table(f"{study.trace}, {size} workers: requests/s a worker that keep both objectives", columns, rows)
 
 

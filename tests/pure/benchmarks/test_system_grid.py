@@ -88,6 +88,19 @@ def test_each_cell_is_compared_with_the_best_other_and_the_worst_cell_is_told(mo
     assert ({cell["best_other"] for cell in deflected["cells"]}, deflected["lost_cells"]) == ({DEFLECTION}, 2)
 
 
+def test_a_capacity_that_only_a_short_run_has_is_seen_in_one_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where sessions grow: by hotness the queue grows with them, which takes longer than a run to be felt."""
+    for_a_while, for_longer = kept({"shared": 3.0, HYBRID: 2.0}), kept({"shared": 1.0, HYBRID: 3.0})
+
+    def simulated(of: GridStudy, *given: Any) -> Any:
+        return (for_a_while if of.seconds == STUDY.seconds else for_longer)(of, *given)
+
+    monkeypatch.setattr(system_grid, "simulate", simulated)  # Likewise.
+    for cell in measure(STUDY, lambda text: None)["cells"]:
+        assert (cell["best_other"], cell["ratio"]) == ("shared", pytest.approx(2.1 / 3.1, abs=1e-3))
+        assert cell["lasting"] == {"other": 0.0, HYBRID: 1.0}
+
+
 def test_a_sweep_goes_on_where_the_objectives_are_kept_at_its_last_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, float]] = []
     carries = kept({"shared": 6.0, HYBRID: 12.0})
@@ -112,7 +125,8 @@ def test_a_cell_that_nobody_else_carries_has_no_ratio_and_one_that_the_hybrid_do
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(system_grid, "simulate", kept({HYBRID: 1.0}))  # Likewise.
-    assert {cell["ratio"] for cell in measure(STUDY, lambda text: None)["cells"]} == {None}
+    alone = measure(STUDY, lambda text: None)["cells"]
+    assert {cell["ratio"] for cell in alone} == {cell["lasting"]["other"] for cell in alone} == {None}
     monkeypatch.setattr(system_grid, "simulate", kept({"shared": 1.0}))  # Likewise.
     lost = measure(STUDY, lambda text: None)
     assert (lost["worst_ratio"], lost["lost_cells"]) == (0.0, 2)
