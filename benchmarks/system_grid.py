@@ -5,9 +5,10 @@ Every set-up gets the same requests on the same GPUs, simulated by `cluster_sim`
     shared          workers that do both, by hotness with a term for the queue of prompts
     lmetric         the same workers, placed by LMetric (arXiv:2603.15202)
     deflection_50   the same workers, half of which prefill, by prefill deflection (arXiv:2607.02043): bounded chunks
+    taichi_50       the same by TaiChi's length-aware prefill (arXiv:2508.01989), without decodes that flow
     hybrid          the same workers by the objectives: bounded chunks, decodes bound late, early refusal
 In all of them a request whose KV has been pulled comes before prompts. The objectives are nothing to the first three:
-one run of theirs tells all cells of a rate. The last two are run for each cell, around what the best other carries.
+one run of theirs tells all cells of a rate. The last three are run for each cell, around what the best other carries.
 
 `capacity` is the rate, a second and worker, up to which at least `ATTAINMENT` of the requests keep both objectives,
 linear between the rates of the sweep; who is refused has not kept them. The sweep goes on above its last rate where
@@ -32,10 +33,14 @@ from cluster_sim.workloads.requests import Workload
 ATTAINMENT = 0.9
 HYBRID = "hybrid"
 DEFLECTION = "deflection_50"
+TAICHI = "taichi_50"
 _OF_OBJECTIVES: Mapping[str, Mapping[str, Any]] = {
     DEFLECTION: {"rule": "deflection", "prefill_heavy": 0.5, "refuses": False},
+    TAICHI: {"rule": "length_aware", "prefill_heavy": 0.5, "refuses": False},
     HYBRID: {},
 }
+# Rules of others that go by the objectives.
+PUBLISHED = (DEFLECTION, TAICHI)
 WARM_UP = 0.25
 _ALPHA = 0.95
 _BEYOND = 1.5
@@ -179,8 +184,11 @@ def _others_run(study: GridStudy, size: int, run: tuple[str, float]) -> list[flo
 def _cell(study: GridStudy, size: int, asked: tuple[tuple[float, float], Mapping[str, float]]) -> dict[str, Any]:
     """asked: the objectives, and what each of the others carries under them."""
     (ttft_s, tpot_ms), carried = asked
-    deflected = _OfCell(DEFLECTION, study, size, ttft_s, tpot_ms).shares(max(carried.values()))
-    carried = {**carried, DEFLECTION: _capacity_at(deflected)}
+    most = max(carried.values())
+    carried = {
+        **carried,
+        **{name: _capacity_at(_OfCell(name, study, size, ttft_s, tpot_ms).shares(most)) for name in PUBLISHED},
+    }
     best = max(carried, key=lambda name: carried[name])
     hybrid = _OfCell(HYBRID, study, size, ttft_s, tpot_ms)
     found = hybrid.shares(carried[best])

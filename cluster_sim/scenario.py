@@ -28,7 +28,7 @@ from cluster_sim.workloads.opening import open_workload
 from cluster_sim.workloads.requests import Workload
 from cluster_sim.workloads.section import WorkloadSection
 from cluster_sim.world import Fault, World, WorldSettings
-from control_plane.placement import by_objective, deflection
+from control_plane.placement import by_objective, deflection, length_aware
 from control_plane.placement.by_objective import Objectives
 from control_plane.placement.objective_placer import BothRules
 from decode_worker.batch_settings import BatchSettings
@@ -73,9 +73,10 @@ class BothSection(Section):
         None, ge=0, le=1, description="Share of the workers that decode little, rounded down; null: as many as needed."
     )
     refuses: bool = Field(True, description="Requests that no choice is expected to keep TTFT for.")
-    rule: Literal["objectives", "deflection"] = Field(
+    rule: Literal["objectives", "deflection", "length_aware"] = Field(
         "objectives",
-        description="Or prefill deflection as published (arXiv:2607.02043); the prefill-heavy are its prefill nodes.",
+        description="Or prefill deflection (arXiv:2607.02043) or TaiChi's length-aware prefill (arXiv:2508.01989) as "
+        "published; the prefill-heavy are their prefill nodes.",
     )
 
 
@@ -211,6 +212,11 @@ def _settings(scenario: Scenario, block_tokens: int) -> WorldSettings:
     )
 
 
+_CHOICES = {
+    "objectives": by_objective.choices, "deflection": deflection.choices, "length_aware": length_aware.choices
+}  # fmt: skip
+
+
 def _both(scenario: Scenario) -> BothRules | None:
     section, slo, decode = scenario.both, scenario.slo, scenario.pools.decode
     if section is None:
@@ -219,7 +225,7 @@ def _both(scenario: Scenario) -> BothRules | None:
         raise ConfigError("needs slo.ttft_ms and slo.tpot_ms, and pools.prefill.workers of 0", field="both")
     objectives = Objectives(slo.ttft_ms / 1000, slo.tpot_ms / 1000, decode.chunk_bound or 1.0)
     costs = decode_costs(catalog.load(decode.cost_model or scenario.cost_model), decode.max_running_requests)
-    choices = deflection.choices if section.rule == "deflection" else by_objective.choices
+    choices = _CHOICES[section.rule]
     return BothRules(objectives, costs, section.prefill_heavy, section.refuses, choices=choices)
 
 

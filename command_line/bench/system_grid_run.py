@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.system_grid import DEFLECTION, EFFORTS, HYBRID, GridStudy, measure
+from benchmarks.system_grid import EFFORTS, HYBRID, PUBLISHED, GridStudy, measure
 from command_line.bench.system_run import MOST_WORKERS, numbers_of
 from command_line.output import out, print_json, print_table
 from command_line.progress import quiet_progress
@@ -94,13 +94,13 @@ def _print(study: GridStudy, size: int, cells: list[dict[str, Any]]) -> None:
     rows = [
         (
             f"{cell['ttft_s']:g} s", f"{cell['tpot_ms']:g} ms",
-            *(f"{cell['capacity'][name]:.2f}" for name in (*study.others, DEFLECTION, HYBRID)), _number(cell["ratio"]),
+            *(f"{cell['capacity'][name]:.2f}" for name in (*study.others, *PUBLISHED, HYBRID)), _number(cell["ratio"]),
             _number(cell["tpot_p99_over_objective"]), _number(cell["beyond"]),
             ", ".join(map(_number, cell["lasting"].values())),
         )
         for cell in cells
     ]  # fmt: skip
-    columns = ("TTFT", "TPOT", *study.others, DEFLECTION, HYBRID, "ratio", "TPOT P99", "at 1.5x load", "for longer")
+    columns = ("TTFT", "TPOT", *study.others, *PUBLISHED, HYBRID, "ratio", "TPOT P99", "at 1.5x load", "for longer")
     print_table(f"{study.trace}, {size} workers: requests/s a worker that keep both objectives", columns, rows)
 
 

@@ -23,7 +23,7 @@ from cluster_sim.workloads.requests import SimRequest
 from cluster_sim.workloads.section import WorkloadSection
 from cluster_sim.world import Fault, World, WorldSettings
 from control_plane.fleet.loads import Loads
-from control_plane.placement import by_objective, deflection
+from control_plane.placement import by_objective, deflection, length_aware
 from control_plane.placement.both_view import DecodeCosts
 from control_plane.placement.by_objective import Objectives
 from control_plane.placement.objective_placer import BothRules, ObjectivePlacer
@@ -83,7 +83,7 @@ def drawn_both(seed: int) -> tuple[World, Sequence[SimRequest]]:
         max_batched_tokens=rng.choice((64, 8192)), chunk_bound=rng.choice((bound, None)),
         pulled_first=rng.random() < 0.7,
     )  # fmt: skip
-    choices = rng.choice((by_objective.choices, by_objective.choices, deflection.choices))
+    choices = rng.choice((by_objective.choices, by_objective.choices, deflection.choices, length_aware.choices))
     rules = BothRules(
         objectives, DecodeCosts(0.01, 0.0, 0.0), rng.choice((0.0, 0.3)), refuses=rng.random() < 0.7, choices=choices
     )
