@@ -117,7 +117,8 @@ def test_a_sweep_goes_on_where_the_objectives_are_kept_at_its_last_rate(monkeypa
     assert first["capacity"][HYBRID] == pytest.approx(10.976 + 0.1 * 4.39, abs=1e-3)
     assert max(rate for name, rate in asked if name == "shared") == 7.84
     assert measure(STUDY, lambda text: None)["cells"][0]["capacity"] == {
-        "pools_25": 0, "pools_50": 0, "pools_62.5": 0, "shared": 4.0, "lmetric": 0, DEFLECTION: 0, TAICHI: 0, HYBRID: 4.0
+        "pools_25": 0, "pools_50": 0, "pools_62.5": 0, "shared": 4.0, "lmetric": 0, DEFLECTION: 0, TAICHI: 0,
+        HYBRID: 4.0,
     }  # fmt: skip
 
 
