@@ -10,6 +10,7 @@ from typing import Any
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.system_grid import EFFORTS, HYBRID, PUBLISHED, GridStudy, measure
+from cluster_core.bound_child import bind_to_parent
 from command_line.bench.system_run import MOST_WORKERS, numbers_of
 from command_line.output import out, print_json, print_table
 from command_line.progress import quiet_progress
@@ -54,6 +55,13 @@ def study_of(options: Options) -> GridStudy:
     )
 
 
+def _ends_with_its_parent() -> None:
+    """However that ends: a run takes minutes. Ctrl-C is for the parent, each of these would take it for the end of one
+    run."""
+    bind_to_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def bench_system_grid(options: Options, *, as_json: bool) -> None:
     """On all cores. Raises ConfigError naming the option."""
     study = study_of(options)
@@ -61,11 +69,8 @@ def bench_system_grid(options: Options, *, as_json: bool) -> None:
     with (
         quiet_progress(*columns, hidden=as_json) as progress,
         # Each process imports for itself: the thread of a progress bar does not go through a fork.
-        # Ctrl-C ends this one, and with it those: each would take it for the end of one run.
         ProcessPoolExecutor(
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=signal.signal,
-            initargs=(signal.SIGINT, signal.SIG_IGN),
+            mp_context=multiprocessing.get_context("spawn"), initializer=_ends_with_its_parent
         ) as processes,
     ):
         task = progress.add_task("", total=study.steps)
