@@ -106,6 +106,7 @@ def explanation_of(explained: admin.ExplainPlacementResponse) -> dict[str, Any]:
             }
             for way in explained.ways
         ],
+        "worker_id": explained.worker_id or None,
         "bound_worker_id": explained.bound_worker_id or None,
     }
 
@@ -117,6 +118,8 @@ def print_explanation(explained: dict[str, Any]) -> None:
     if not (explained["decisions"] or explained["ways"]):
         out.print("it has not been placed yet")
     _print_ways(explained["ways"])
+    if explained["worker_id"] is not None:
+        out.print(f"went to {explained['worker_id']}")
     if explained["bound_worker_id"] is not None:
         out.print(f"decoded by {explained['bound_worker_id']}")
     for decision in explained["decisions"]:

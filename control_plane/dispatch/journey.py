@@ -166,6 +166,7 @@ class Journey:
         job = self.job
         assert self._worker is not None
         counted = self._counted()
+        job.prefilled_by = self._worker.worker_id
         if not job.migrations:
             job.route.prefill_worker_id = self._worker.worker_id
             job.cached_tokens = event.cached_tokens

@@ -113,6 +113,9 @@ class Candidates:
     # Of best effort that is not prefilled yet, of all routers: requests and their tokens.
     overtaken: Floats
     overtaken_tokens: Floats
+    # Of this router: requests whose prompts still arrive, and until what has come of them is expected to be computed.
+    arriving: Floats
+    arriving_s: Floats
 
     def queue_at_pace_s(self, pace: Floats, *, best_effort: bool) -> Floats:
         """What a request of that class waits for, in engine time, where workers have but a share of it for prefills. A
@@ -199,6 +202,8 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         others_ahead_s=others[Share.AHEAD_S],
         overtaken=loads[Load.OVERTAKEN] + others[Share.OVERTAKEN],
         overtaken_tokens=loads[Load.OVERTAKEN_TOKENS] + others[Share.OVERTAKEN_TOKENS],
+        arriving=loads[Load.ARRIVING],
+        arriving_s=_arriving_s(loads, now_s),
     )
 
 
@@ -215,14 +220,18 @@ def _costs(registrations: Sequence[wire.WorkerRegistration], group: Sequence[str
 def queue_s(loads: Floats, now_s: float, others_s: "Floats | float" = 0.0) -> Floats:
     """Until all prefills of this router are over, and what has come of prompts that still arrive is computed."""
     prefills = _prefills(loads, now_s)
-    arriving_s = np.maximum(loads[Load.ARRIVING_UNTIL_S] - now_s, 0.0)
-    queue: Floats = prefills.left_s() + prefills.late_s(others_s=others_s) + arriving_s
+    queue: Floats = prefills.left_s() + prefills.late_s(others_s=others_s) + _arriving_s(loads, now_s)
     return queue
 
 
 def ahead_s(loads: Floats, now_s: float) -> Floats:
     """Of that, the prefills that are not best effort."""
     return _ahead(loads, now_s).left_s()
+
+
+def _arriving_s(loads: Floats, now_s: float) -> Floats:
+    arriving_s: Floats = np.maximum(loads[Load.ARRIVING_UNTIL_S] - now_s, 0.0)
+    return arriving_s
 
 
 def _prefills(loads: Floats, now_s: float) -> Prefills:

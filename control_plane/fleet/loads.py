@@ -49,6 +49,8 @@ class Load(IntEnum):
     AHEAD_S = 15
     AHEAD_PROGRESS_S = 16
     AHEAD_LONGEST_S = 17
+    # Requests in flight whose prompts still arrived when they were sent.
+    ARRIVING = 18
 
 
 # Of all prefills in flight, and of those that are not best effort: pending, progress, longest.
@@ -132,18 +134,20 @@ class Loads:
         load[: Load.PENDING_S] += (1, work.tokens, work.uncomputed_tokens)
         self._stand(row, work, 1)
 
-    def end(self, row: int, work: Work) -> None:
+    def end(self, row: int, work: Work, now_s: float) -> None:
+        """The request is gone; a prefill that is not over is given up, which is no progress of the worker's."""
         load = self._columns[:, row]
-        load[: Load.PENDING_S] -= (1, work.tokens, work.uncomputed_tokens)
-        for pending, _, longest in work.lines:
-            load[pending] -= work.pending_s
-            if load[pending] < _NOTHING_S:
-                load[pending] = load[longest] = 0.0
-        self._stand(row, work, -1)
+        for _, progress, longest in work.lines if work.pending_s else ():
+            # It may be the one that was computed: then nothing is done of those behind it.
+            if work.pending_s >= load[longest] and now_s - load[progress] <= load[longest]:
+                load[progress] = now_s
+        if work.arriving:
+            load[Load.ARRIVING_UNTIL_S] = max(now_s, load[Load.ARRIVING_UNTIL_S] - work.expected_s)
+        self._leave(row, work)
 
     def prefilled(self, row: int, work: Work, now_s: float) -> None:
-        """The request's prefill is over, and it goes on. One that is given up is no progress of the worker's."""
-        self.end(row, work)
+        """The request's prefill is over, and it goes on."""
+        self._leave(row, work)
         self._columns[Load.REQUESTS, row] += 1
         self._columns[Load.TOKENS, row] += work.tokens
         self._stand(row, work.prefilled, 1)
@@ -151,9 +155,23 @@ class Loads:
             for _, progress, _ in work.lines:
                 self._columns[progress, row] = now_s
 
+    def _leave(self, row: int, work: Work) -> None:
+        load = self._columns[:, row]
+        load[: Load.PENDING_S] -= (1, work.tokens, work.uncomputed_tokens)
+        for pending, _, longest in work.lines:
+            load[pending] -= work.pending_s
+            # None of those that are left takes longer.
+            load[longest] = min(load[longest], load[pending])
+            if load[pending] < _NOTHING_S:
+                load[pending] = load[longest] = 0.0
+        self._stand(row, work, -1)
+        if not load[Load.ARRIVING]:
+            load[Load.ARRIVING_UNTIL_S] = 0.0
+
     def _stand(self, row: int, work: Work, sign: int) -> None:
         """Where it stands of prefill and decode: one more there, or one less."""
         load = self._columns[:, row]
+        load[Load.ARRIVING] += sign * work.arriving
         if work.best_effort and work.expected_s:
             load[Load.OVERTAKEN] += sign
             load[Load.OVERTAKEN_TOKENS] += sign * work.tokens

@@ -142,13 +142,13 @@ class Membership:
             self.loads.begin(member.row, work, now_s)
         return member
 
-    def release(self, member: Member | None, work: Work) -> None:
+    def release(self, member: Member | None, work: Work, now_s: float) -> None:
         """The request that `acquire` counted on this member has left it.
 
         A worker that left the registry meanwhile and came back is another member, which never had the request.
         """
         if member is not None and self._members.get(member.worker_id) is member:
-            self.loads.end(member.row, work)
+            self.loads.end(member.row, work, now_s)
 
     def prefilled(self, member: Member | None, work: Work, now_s: float) -> None:
         """The prefill of a request that `acquire` counted is over, and it goes on there."""

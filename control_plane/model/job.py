@@ -69,6 +69,8 @@ class Job:
     may_be_refused: bool = True
     # Times that the answer went on elsewhere after it had begun to decode.
     migrations: int = 0
+    # Who has computed its prompt last, for another worker to decode.
+    prefilled_by: str = ""
     route: generation.Route = field(default_factory=lambda: generation.Route(handoff=generation.HANDOFF_OUTCOME_NONE))
 
     @property
@@ -78,6 +80,11 @@ class Job:
     @property
     def tokens(self) -> int:
         return len(self.token_ids) + self.max_tokens
+
+    @property
+    def continues(self) -> bool:
+        """It goes on behind an answer that somebody else has begun: what was said is part of what is computed."""
+        return bool(self.migrations or self.route.resumed_tokens)
 
     @property
     def generated_tokens(self) -> int:

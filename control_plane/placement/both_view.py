@@ -1,6 +1,7 @@
 """Workers that do both as a request finds them, from what the router has on each: the columns of `by_objective`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from control_plane.placement.by_objective import BothView, Objectives, share_for
 from control_plane.placement.policy import Question, passing
 from control_plane.placement.terms import prefill_s
 from control_plane.placement.view import PoolView
+
+_PREFILL_COSTS = ("prefill_s", "prefill_s_per_token", "prefill_s_per_pair", "load_s_per_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,15 @@ class DecodeCosts:
 
 
 def both_view(
-    view: PoolView, question: Question, costs: DecodeCosts | None, objectives: Objectives, prefill_heavy: int
+    view: PoolView,
+    question: Question,
+    costs: DecodeCosts | None,
+    objectives: Objectives,
+    prefill_heavy: int,
+    session_s: float = 0.0,
 ) -> BothView:
-    """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name."""
+    """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name. session_s:
+    what the prompt of a session takes once it is whole."""
     workers = view.candidates.before(best_effort=question.best_effort)
     costs = costs or DecodeCosts.measured(workers.fixed)
     step_s = costs.of(workers.decoding, workers.decoding_tokens)
@@ -47,15 +56,35 @@ def both_view(
         workers=workers.workers,
         prompt_tokens=question.prompt_tokens,
         cached_tokens=view.device + view.host,
+        host_tokens=view.host,
         own_s=prefill_s(question, view),
         queue_s=workers.queue_at_pace_s(share_for_prompts(step_s, objectives), best_effort=question.best_effort),
         step_s=step_s,
         step_with_s=step_with_s,
         wait_s=_wait_s(workers, question, view, step_s),
         pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
+        arriving_s=workers.arriving_s + workers.arriving * session_s,
         is_prefill_heavy=np.arange(len(workers)) < prefill_heavy,
         passes=passing(question, view),
     )
+
+
+def to_try(view: PoolView, question: Question, ttft_s: float) -> int:
+    """The row of a worker with nothing in flight that would have the first token in time if its prefills took what they
+    take on the quickest of its pool; -1 without one.
+
+    Who says that it is slow gets nothing that has to be in time, and never learns better: after a start, say, whose
+    first prompt compiled something.
+    """
+    workers, fixed = view.candidates, view.candidates.fixed
+    least: dict[str, Any] = {
+        name: np.full(len(workers), getattr(fixed, name).min(initial=np.inf)) for name in _PREFILL_COSTS
+    }
+    quickest = replace(view, candidates=replace(workers, fixed=replace(fixed, **least)))
+    is_idle = passing(question, view) & (workers.in_flight_requests == 0)
+    own_s = np.where(is_idle, prefill_s(question, quickest), np.inf)
+    row = int(own_s.argmin())
+    return row if own_s[row] <= ttft_s else -1
 
 
 def _wait_s(workers: Candidates, question: Question, view: PoolView, step_s: Floats) -> Floats:

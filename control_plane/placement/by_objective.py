@@ -10,7 +10,8 @@ The ways, of each worker:
     apart     prefilled there; the decode worker is chosen at the first token (`bind`), not before. The only way on
               prefill-heavy workers, whose chunks are large because little decodes there
 The way with the fewest objectives missed is taken, among those the one of least cost: seconds to the first token, own
-work at a price (what a hit saves is saved for all that come after) and a pull. A first token that is late beside
+work at a price (what a hit saves is saved for all that come after), what sessions that are open there will bring, and a
+pull. A first token that is late beside
 decodes misses one more: the worker's bound yields to it, and the decodes miss their TPOT, too. Where no way is expected
 in time the request is better refused at once, it would only make others late: in time is TTFT, and for a prompt that
 takes an idle worker longer, as long a wait and then what it takes (docs/decisions/0073).
@@ -71,8 +72,9 @@ class BothView:
 
     workers: Sequence[WorkerSnapshot]
     prompt_tokens: int
-    # Of the prompt, in either tier.
+    # Of the prompt, in either tier, and of that in host memory.
     cached_tokens: Floats
+    host_tokens: Floats
     # Engine time of the request's own prefill, and of those before it.
     own_s: Floats
     queue_s: Floats
@@ -83,6 +85,8 @@ class BothView:
     wait_s: Floats
     # Of the prompt's KV, from another worker.
     pull_s: Floats
+    # Engine time of prompts that still arrive. Engines compute whole ones before it: no first token waits for it.
+    arriving_s: Floats
     # It is to decode little.
     is_prefill_heavy: NDArray[np.bool_]
     # It may get the request.
@@ -121,7 +125,7 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     is_late = ttft_s > objectives.planned_ttft_s
     late = is_late.astype(int) + (is_late & (view.step_s > 0))
     is_over = view.step_with_s > objectives.step_s
-    cost_s = ttft_s + _WORK_PRICE * view.own_s
+    cost_s = ttft_s + _WORK_PRICE * view.own_s + view.arriving_s
     # Apart a request decodes elsewhere, where anybody can take it.
     others_are_over = bool((is_over | ~view.passes).all())
     holds = view.cached_tokens > _HELD * view.prompt_tokens

@@ -37,11 +37,19 @@ class PlacementCounts:
 
     def placed(self, choice: Choice) -> None:
         """Without a winner nothing is counted: the request waits for a worker."""
-        row, pool, view = choice.decision.winner, choice.pool, choice.view
+        row, view = choice.decision.winner, choice.view
         if row < 0:
             return
-        self.decisions[pool, choice.policy.name] += 1
         self.load_only += view.is_stale
-        self.prompt_tokens[pool] += choice.question.prompt_tokens
-        self.device_hit_tokens[pool] += round(view.device[row])
-        self.host_hit_tokens[pool] += round(view.host[row])
+        hits = float(view.device[row]), float(view.host[row])
+        self.decided(choice.pool, choice.policy.name, choice.question.prompt_tokens, *hits)
+
+    def decided(
+        self, pool: Pool, policy: str, prompt_tokens: int = 0, device_hit: float = 0.0, host_hit: float = 0.0
+    ) -> None:
+        """A request has got a worker. prompt_tokens: of it; the chosen worker had so many on the device and in host
+        memory, as far as was known."""
+        self.decisions[pool, policy] += 1
+        self.prompt_tokens[pool] += prompt_tokens
+        self.device_hit_tokens[pool] += round(device_hit)
+        self.host_hit_tokens[pool] += round(host_hit)

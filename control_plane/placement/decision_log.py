@@ -28,6 +28,8 @@ class Explanation:
     prices: Prices | None = None
     # By the objectives: all that there were, best first, and who decodes what was prefilled apart.
     ways: Sequence[WayChoice] = ()
+    # Who has it now, and who decodes what was prefilled apart.
+    worker_id: str = ""
     bound_worker_id: str = ""
 
     @property
@@ -55,10 +57,18 @@ class DecisionLog:
         known.choices.append(choice)
         self._remember(known)
 
-    def weighed(self, request_id: str, tenant: str, outcome: str, ways: Sequence[WayChoice]) -> None:
-        """By the objectives."""
+    def weighed(
+        self, request_id: str, tenant: str, outcome: str, ways: Sequence[WayChoice], worker_id: str = ""
+    ) -> None:
+        """By the objectives. worker_id: where it goes; empty where it is refused."""
         self._forget((tenant, request_id))
-        self._remember(Explanation(request_id, tenant, reason=outcome, ways=tuple(ways)))
+        self._remember(Explanation(request_id, tenant, reason=outcome, ways=tuple(ways), worker_id=worker_id))
+
+    def taken(self, request_id: str, tenant: str, way: WayChoice) -> None:
+        """By the objectives, where it goes at last: after a try that has failed, say."""
+        known = self._forget((tenant, request_id)) or Explanation(request_id, tenant)
+        known.reason, known.worker_id = way.way.value, way.worker.worker_id
+        self._remember(known)
 
     def bound(self, request_id: str, tenant: str, worker_id: str) -> None:
         known = self._forget((tenant, request_id)) or Explanation(request_id, tenant)

@@ -44,6 +44,7 @@ def explained(
             for way in explanation.ways[:most]
         ],
         bound_worker_id=explanation.bound_worker_id,
+        worker_id=explanation.worker_id,
     )
 
 

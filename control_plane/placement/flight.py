@@ -15,6 +15,10 @@ from control_plane.placement.running_prefixes import RunningPrefixes
 from kv_transfer.claims.prefix_chunks import PackedPrompt
 
 
+def nothing() -> None:
+    """Nobody wants to know when it has ended."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
     """A worker for one attempt of a request. work: what it will be to that worker."""
@@ -23,6 +27,8 @@ class Placement:
     work: Work
     prompt: PackedPrompt
     scope: PrefixScope
+    # Called once the request has left the worker.
+    ended: Callable[[], None] = nothing
 
 
 class Flight:
@@ -58,4 +64,5 @@ class Flight:
         try:
             self._running.remove(self._placement.worker.worker_id, self._placement.prompt.keys)
         finally:
-            self._membership.release(self._member, self._work)
+            self._membership.release(self._member, self._work, self._now_s())
+            self._placement.ended()

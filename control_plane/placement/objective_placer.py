@@ -20,10 +20,11 @@ from control_plane.fleet.loads import Work
 from control_plane.model.job import Job
 from control_plane.model.worker_snapshot import Pool
 from control_plane.placement import by_objective
-from control_plane.placement.both_view import DecodeCosts, both_view
+from control_plane.placement.answer_lengths import AnswerLengths
+from control_plane.placement.both_view import DecodeCosts, both_view, to_try
 from control_plane.placement.by_objective import BothView, Choice, Objectives, Refusal, Way
 from control_plane.placement.decision_log import Explanation
-from control_plane.placement.flight import Placement
+from control_plane.placement.flight import Placement, nothing
 from control_plane.placement.placer import Placer, question_of
 from control_plane.placement.policy import Question
 from control_plane.placement.roles import Decodes, Roles
@@ -32,6 +33,8 @@ from kv_transfer.claims.prefix_chunks import Keys, PackedPrompt
 OBJECTIVES = "objectives"
 REFUSED = "refused"
 _NOBODY: frozenset[tuple[str, int]] = frozenset()
+# The mean of what the prompts of sessions take follows about so many.
+_SESSIONS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,9 @@ class ObjectivePlacer(Placer):
         super().__init__(*of_placer, **named)
         self.both = both
         self.roles = Roles(both.prefill_heavy)
+        self.answers = AnswerLengths()
+        # What the whole prompts of sessions take, a mean that follows the last ones.
+        self._session_s = 0.0
 
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice is in time."""
@@ -70,8 +76,9 @@ class ObjectivePlacer(Placer):
             # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
             found = [each for each in found if each.way is Way.APART]
         begins = is_whole and job.may_be_refused and not job.emitted
-        choice = by_objective.decide(found, refuses=self.both.refuses and begins)
-        self.log.weighed(job.request_id, job.tenant, _outcome(choice), found)
+        choice = self._decided(job, found, refuses=self.both.refuses and begins)
+        where = choice.worker.worker_id if isinstance(choice, Choice) else ""
+        self.log.weighed(job.request_id, job.tenant, _outcome(choice), found, where)
         if isinstance(choice, Refusal):
             asked = class_of(job.priority)
             self.counts.refused[asked] += 1
@@ -89,8 +96,10 @@ class ObjectivePlacer(Placer):
         super().keep(job)
         if arrived:
             # How much it would be nobody knew while it came; what is cached somewhere is counted nevertheless.
-            view = self._both_view(self._prompt(job).keys, question_of(job), commits=False)
-            self.roles.prompt(float(view.own_s.max(initial=0.0)), self._now_s())
+            view = self._both_view(self._prompt(job).keys, self._question(job), commits=False)
+            whole_s = float(view.own_s.max(initial=0.0))
+            self.roles.prompt(whole_s, self._now_s())
+            self._session_s += (whole_s - self._session_s) / _SESSIONS if self._session_s else whole_s
 
     def place(
         self,
@@ -106,8 +115,13 @@ class ObjectivePlacer(Placer):
         if pool == wire.POOL_DECODE and not prefills:
             return self._bound(job, view)
         apart = pool == wire.POOL_PREFILL
-        best = next((each for each in self._choices(view, job.priority) if (each.way is Way.APART) == apart), None)
-        return None if best is None else self._placement(job, view, best.row, best.way)
+        found = [each for each in self._choices(view, job.priority) if (each.way is Way.APART) == apart]
+        choice = self._decided(job, found, refuses=self.both.refuses)
+        best = choice.best if isinstance(choice, Refusal) else choice
+        if best is None:
+            return None
+        self.log.taken(job.request_id, job.tenant, best)
+        return self._placement(job, view, best.row, best.way)
 
     def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
         """What would be decided now for a request with this whole prompt."""
@@ -118,11 +132,22 @@ class ObjectivePlacer(Placer):
 
     def weighed(self, job: Job) -> list[Choice]:
         """All choices for a request, best first: what each was expected to cost. Changes nothing."""
-        view = self._both_view(self._prompt(job).keys, question_of(job), commits=False)
+        view = self._both_view(self._prompt(job).keys, self._question(job), commits=False)
         return self._choices(view, job.priority)
 
+    def _decided(self, job: Job, found: Sequence[Choice], *, refuses: bool) -> Choice | Refusal | None:
+        """Nobody is refused where a worker idles that may be as fast as the others, though it says that it is not."""
+        choice = by_objective.decide(found, refuses=refuses)
+        if not isinstance(choice, Refusal):
+            return choice
+        pool = self._views_of(self._prompt(job).keys, [wire.POOL_DECODE], self._now_s())[wire.POOL_DECODE]
+        objectives = self.both.objectives_of(best_effort=is_best_effort(job.priority))
+        row = to_try(pool, self._question(job), objectives.planned_ttft_s)
+        worker = pool.candidates.workers[row] if row >= 0 else None
+        return next((each for each in found if each.worker == worker), choice)
+
     def _bound(self, job: Job, view: BothView) -> Placement | None:
-        source = job.route.prefill_worker_id
+        source = job.prefilled_by
         row = by_objective.bind(view, self.both.objectives, source)
         if row < 0:
             return None
@@ -130,7 +155,10 @@ class ObjectivePlacer(Placer):
         self.counts.bound += 1
         self.counts.bound_elsewhere += worker.worker_id != source
         self.log.bound(job.request_id, job.tenant, worker.worker_id)
-        return Placement(worker, Work(job.tokens, answer_tokens=job.max_tokens), self._prompt(job), job.scope)
+        self.counts.decided(wire.POOL_DECODE, OBJECTIVES)
+        asked = self._question(job)
+        work = Work(asked.prompt_tokens + asked.max_tokens, answer_tokens=asked.max_tokens)
+        return Placement(worker, work, self._prompt(job), job.scope, self._answer_of(job))
 
     def _choices(self, view: BothView, priority: int) -> list[Choice]:
         return self.both.choices(view, self.both.objectives_of(best_effort=is_best_effort(priority)))
@@ -144,44 +172,64 @@ class ObjectivePlacer(Placer):
     def _view(
         self, job: Job, excluded: frozenset[tuple[str, int]], avoided: frozenset[tuple[str, int]] = frozenset()
     ) -> BothView:
-        return self._both_view(self._prompt(job).keys, question_of(job, excluded, avoided))
+        return self._both_view(self._prompt(job).keys, self._question(job, excluded, avoided))
+
+    def _question(
+        self,
+        job: Job,
+        excluded: frozenset[tuple[str, int]] = _NOBODY,
+        avoided: frozenset[tuple[str, int]] = _NOBODY,
+    ) -> Question:
+        """With the answer that is expected, which what it may become bounds."""
+        asked = question_of(job, excluded, avoided)
+        return replace(asked, max_tokens=self.answers.expected(asked.max_tokens))
+
+    def _answer_of(self, job: Job) -> Callable[[], None]:
+        """Notes how long it has become, of what it might from now on."""
+        before, most_tokens = len(job.emitted), max(job.max_tokens - len(job.emitted), 1)
+        return lambda: self.answers.ended(most_tokens, len(job.emitted) - before)
 
     def _both_view(self, keys: Keys, question: Question, *, commits: bool = True) -> BothView:
         """commits: a decision on it will be committed."""
         pools: Sequence[Pool] = [wire.POOL_DECODE]
         views = self._current_views(keys, pools) if commits else self._views_of(keys, pools, self._now_s())
         pool = views[wire.POOL_DECODE]
-        if commits and self.roles.is_due(self._now_s()):
+        if commits and len(pool.candidates) and self.roles.is_due(self._now_s()):
             self._look_at_roles(pool.candidates)
         heavy = self.roles.heavy(len(pool.candidates))
-        return both_view(pool, question, self.both.costs, self.both.objectives, heavy)
+        return both_view(pool, question, self.both.costs, self.both.objectives, heavy, self._session_s)
 
     def _look_at_roles(self, workers: Candidates) -> None:
         costs = self.both.costs or DecodeCosts.measured(workers.fixed)
         requests, tokens = workers.decoding + workers.coming, workers.decoding_tokens + workers.coming_tokens
         added_s = float((requests * costs.s_per_request + tokens * costs.s_per_token).sum())
         step_s, everybodys = float(np.mean(costs.step_s)), float(workers.in_flight_requests.sum())
-        own = sum(member.in_flight_requests for member in self._membership.members())
+        usable = {each.worker_id for each in workers.workers}
+        own = sum(each.in_flight_requests for each in self._membership.members() if each.worker_id in usable)
         decodes = Decodes(step_s, added_s, self.both.objectives.step_s)
         self.roles.look(len(workers), decodes, own / everybodys if everybodys else 1.0, self._now_s())
         self.counts.prefill_heavy = self.roles.heavy(len(workers))
 
     def _placement(self, job: Job, view: BothView, row: int, way: Way) -> Placement:
-        prompt_tokens = len(job.token_ids)
-        uncomputed = round(max(prompt_tokens - float(view.cached_tokens[row]), 1.0))
+        asked = self._question(job)
+        uncomputed = round(max(asked.prompt_tokens - float(view.cached_tokens[row]), 1.0))
         apart = way is Way.APART
+        host = float(view.host_tokens[row])
+        hits = float(view.cached_tokens[row]) - host, host
+        self.counts.decided(wire.POOL_PREFILL if apart else wire.POOL_DECODE, OBJECTIVES, asked.prompt_tokens, *hits)
         if not job.prompt_changes:
             self.roles.prompt(float(view.own_s[row]), self._now_s())
         work = Work(
-            prompt_tokens if apart else job.tokens,
+            asked.prompt_tokens + (0 if apart else asked.max_tokens),
             uncomputed,
             float(view.own_s[row]),
             arriving=apart and job.prompt_changes,
-            answer_tokens=0 if apart else job.max_tokens,
+            answer_tokens=0 if apart else asked.max_tokens,
             decodes=not apart,
             best_effort=is_best_effort(job.priority),
         )
-        return Placement(view.workers[row], work, self._prompt(job), job.scope)
+        ended = nothing if apart else self._answer_of(job)
+        return Placement(view.workers[row], work, self._prompt(job), job.scope, ended)
 
 
 def _outcome(choice: Choice | Refusal | None) -> str:

@@ -191,7 +191,9 @@ class Placer:
         return view.does_both or not self._membership.usable(wire.POOL_PREFILL)
 
     def _prompt(self, job: Job) -> PackedPrompt:
-        """As it stands."""
+        """As it stands; with what has been said of an answer that goes on."""
+        if job.continues:
+            return self.packed([*job.token_ids, *job.emitted], job.scope)
         if job.packed is None or job.prompt_changes:
             job.packed = self.packed(job.token_ids, job.scope)
         return job.packed
@@ -200,9 +202,10 @@ class Placer:
 def question_of(
     job: Job, excluded: frozenset[tuple[str, int]] = frozenset(), avoided: frozenset[tuple[str, int]] = frozenset()
 ) -> Question:
+    said = len(job.emitted) if job.continues else 0
     return Question(
-        len(job.token_ids),
-        max_tokens_of(job.sampling),
+        len(job.token_ids) + said,
+        max(max_tokens_of(job.sampling) - said, 1),
         excluded,
         alone=job.deaths > 0,
         avoided=avoided,

@@ -1657,12 +1657,15 @@ class ExplainPlacementResponse(_message.Message):
     PRICES_FIELD_NUMBER: _builtins.int
     WAYS_FIELD_NUMBER: _builtins.int
     BOUND_WORKER_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Empty for a request that is not there."""
     disaggregation: _builtins.str
     """Why it was, or was not, disaggregated; empty where that was not decided."""
     bound_worker_id: _builtins.str
     """Who decodes what was prefilled apart; empty before its first token."""
+    worker_id: _builtins.str
+    """Of policy `objectives`: where it went at last, after a try that has failed, say; empty where it was refused."""
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementDecision]:
         """In the order in which they were made: one for each attempt on a pool."""
@@ -1673,7 +1676,7 @@ class ExplainPlacementResponse(_message.Message):
 
     @_builtins.property
     def ways(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementWay]:
-        """Of policy `objectives`: all ways that there were, best first; the first was taken, unless the request was refused."""
+        """Of policy `objectives`: all ways that there were, best first; the first that is in time was taken."""
 
     def __init__(
         self,
@@ -1684,10 +1687,11 @@ class ExplainPlacementResponse(_message.Message):
         prices: Global___DisaggregationPrices | None = ...,
         ways: _abc.Iterable[Global___PlacementWay] | None = ...,
         bound_worker_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prices", b"prices"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_worker_id", b"bound_worker_id", "decisions", b"decisions", "disaggregation", b"disaggregation", "prices", b"prices", "request_id", b"request_id", "ways", b"ways"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_worker_id", b"bound_worker_id", "decisions", b"decisions", "disaggregation", b"disaggregation", "prices", b"prices", "request_id", b"request_id", "ways", b"ways", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,7 +35,7 @@ def test_all_that_comes_is_counted_by_class_and_leaves_nothing(moves: list[Work 
                 loads.prefilled(row, work, now_s)
                 there.append(work.prefilled)
             else:
-                loads.end(row, work)
+                loads.end(row, work, now_s)
         waits = [work for work in there if work.best_effort and work.expected_s]
         assert round(loads.value(row, Load.OVERTAKEN)) == len(waits)
         assert round(loads.value(row, Load.OVERTAKEN_TOKENS)) == sum(work.tokens for work in waits)
@@ -43,7 +43,7 @@ def test_all_that_comes_is_counted_by_class_and_leaves_nothing(moves: list[Work 
         assert abs(loads.value(row, Load.AHEAD_S) - ahead_s) < 1e-9
         assert (loads.value(row, Load.AHEAD_S) == 0) == (ahead_s == 0), "a residue would make a worker late"
     for work in there:
-        loads.end(row, work)
+        loads.end(row, work, len(moves))
     left = {each.name: loads.value(row, each) for each in Load if each not in PASSING}
     assert {name for name, value in left.items() if abs(value) > 1e-9} == set()
 

@@ -154,7 +154,7 @@ def test_a_release_for_an_earlier_generation_is_ignored(membership: Membership) 
     assert in_flight(membership) == (0, 0)
     membership.acquire(only(membership), Work(5), 0.0)
 
-    membership.release(stale, Work(7))
+    membership.release(stale, Work(7), 0.0)
 
     assert in_flight(membership) == (1, 5)
     membership.check_invariants()
@@ -164,7 +164,7 @@ def test_a_release_after_the_worker_is_gone_is_ignored(membership: Membership) -
     worker = membership.acquire(only(membership), Work(7), 0.0)
     membership.replace([])
 
-    membership.release(worker, Work(7))
+    membership.release(worker, Work(7), 0.0)
 
     assert membership.members() == []
 
@@ -177,11 +177,11 @@ def test_a_worker_that_left_and_came_back_under_its_generation_does_not_count_be
     membership.replace([record("decode-0")])
     after = membership.acquire(only(membership), Work(100), 0.0)
 
-    membership.release(before, Work(101))
+    membership.release(before, Work(101), 0.0)
 
     assert in_flight(membership) == (1, 100)
     membership.check_invariants()
-    membership.release(after, Work(100))
+    membership.release(after, Work(100), 0.0)
     assert in_flight(membership) == (0, 0)
 
 
@@ -194,7 +194,7 @@ def test_in_flight_counts_outlive_a_renewal(membership: Membership) -> None:
 
 
 def test_check_invariants_finds_a_release_too_many(membership: Membership) -> None:
-    membership.release(membership.members()[0], Work(1))
+    membership.release(membership.members()[0], Work(1), 0.0)
 
     with pytest.raises(AssertionError, match="decode-0"):
         membership.check_invariants()
@@ -249,7 +249,7 @@ class MembershipMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         if self.held:
             _, member, tokens = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-            self.membership.release(member, Work(tokens))
+            self.membership.release(member, Work(tokens), self.now_s)
 
     @rule(data=st.data())
     def suspect(self, data: st.DataObject) -> None:
@@ -307,7 +307,7 @@ def test_a_queue_is_as_long_as_what_is_left_of_it(membership: Membership) -> Non
     assert queue_s(20.0) == 6.0, "who is late may be late for as long again"
     late = membership.acquire(only(membership), Work(1, 1, 1.0), 20.0)
     assert queue_s(20.0) == 7.0, "what comes on top does not make good for it"
-    membership.release(late, Work(1, 1, 1.0))
+    membership.release(late, Work(1, 1, 1.0), 20.0)
     assert queue_s(20.0) == 6.0, "one that is given up is no progress of the worker's"
     membership.prefilled(members[1], works[1], 20.0)
     assert queue_s(20.0) == 0.0
@@ -323,7 +323,7 @@ def test_a_worker_that_hangs_gets_ever_less(membership: Membership) -> None:
         now_s = float(tick)
         for done_s, member in [each for each in running if each[0] <= now_s]:
             membership.prefilled(member, work, now_s)
-            membership.release(member, Work(work.tokens))
+            membership.release(member, Work(work.tokens), 20.0)
             running.remove((done_s, member))
         found = membership.candidates(wire.POOL_DECODE, now_s)
         row = int(found.queue_s.argmin())
@@ -340,7 +340,7 @@ def test_a_session_is_not_late(membership: Membership) -> None:
     member = membership.acquire(only(membership), work, 0.0)
     queues = [float(membership.candidates(wire.POOL_DECODE, now_s).queue_s[0]) for now_s in (0.0, 1.0, 50.0)]
     assert queues == [2.0, 1.0, 0.0]
-    membership.release(member, work)
+    membership.release(member, work, 50.0)
     membership.check_invariants()
 
 
@@ -350,7 +350,7 @@ def test_a_prefill_that_is_over_leaves_its_request_behind(membership: Membership
     membership.prefilled(member, work, 1.0)
     found = membership.candidates(wire.POOL_DECODE, 1.0)
     assert (found.queue_s[0], found.in_flight_requests[0], found.in_flight_tokens[0]) == (0, 1, 10)
-    membership.release(member, Work(10))
+    membership.release(member, Work(10), 0.0)
     assert in_flight(membership) == (0, 0)
 
 
@@ -359,7 +359,7 @@ def test_a_row_is_another_worker_s_once_its_own_is_gone(membership: Membership) 
     membership.replace([record("decode-7")])
     assert in_flight(membership) == (0, 0)
 
-    membership.release(member, Work(7))
+    membership.release(member, Work(7), 0.0)
 
     membership.check_invariants()
     assert in_flight(membership) == (0, 0)

@@ -175,7 +175,7 @@ def test_a_worker_that_hangs_on_best_effort_is_late_for_all_whatever_came_and_we
     membership.acquire(worker, Work(50, 40, 1.0, best_effort=True), 0.0)
     for number in range(200):
         work = Work(60, 20, 0.1 + number / 7)
-        membership.release(membership.acquire(worker, work, 0.0), work)
+        membership.release(membership.acquire(worker, work, 0.0), work, 0.0)
     assert waits(membership, 0.5, best_effort=False) == 0.0
     assert waits(membership, 30.0, best_effort=False) == waits(membership, 30.0, best_effort=True) > 0.0
 

@@ -11,12 +11,14 @@ from tests.pure.control_plane.placement.router_world import DECODE
 
 COLUMNS = {
     "cached_tokens": 0.0,
+    "host_tokens": 0.0,
     "own_s": 0.1,
     "queue_s": 0.0,
     "step_s": 0.0,
     "step_with_s": 0.01,
     "wait_s": 0.0,
     "pull_s": 0.02,
+    "arriving_s": 0.0,
 }
 
 

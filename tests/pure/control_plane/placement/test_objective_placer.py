@@ -87,7 +87,7 @@ def test_a_prefill_heavy_worker_prefills_and_another_one_decodes() -> None:
     apart = placer.route(job, is_whole=True)
     assert apart is not None
     assert (apart.worker.worker_id, apart.work.decodes) == ("d0", False)
-    job.route.prefill_worker_id = "d0"
+    job.prefilled_by = "d0"
     bound = placer.place(job, DECODE)
     assert bound is not None
     assert bound.worker.worker_id == "d1"

@@ -1,0 +1,246 @@
+"""Placement by the objectives where workers come and go, clients leave, sessions are open and answers go elsewhere."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_core.errors import OverloadedError
+from control_plane.fleet.loads import Load
+from control_plane.placement.by_objective import Objectives, Way
+from control_plane.placement.explanation import explained
+from control_plane.placement.objective_placer import ObjectivePlacer
+from tests.pure.control_plane.placement.router_world import CHUNK, DECODE, PREFILL, RouterWorld, prompt
+from tests.pure.control_plane.placement.test_objective_placer import load, placed_by
+
+BOTH = frozenset({("d0", 1), ("d1", 1)})
+
+
+@pytest.mark.parametrize("emitted", [[], [7]])
+def test_without_a_worker_a_request_waits_for_one_when_the_roles_are_due(emitted: list[int]) -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1), None)
+    world.membership.replace([])
+    for _ in range(2):
+        job = world.job(prompt(1))
+        job.emitted = list(emitted)
+        assert placer.route(job, is_whole=True) is None
+        assert placer.place(job, DECODE, prefills=True) is None
+        assert placer.place(job, DECODE) is None
+        world.now_s += 10.0
+
+
+def open_session(world: RouterWorld, placer: ObjectivePlacer, number: int, chunks: int) -> str:
+    job = world.job(prompt(number, chunks * CHUNK))
+    job.prompt_changes = True
+    placement = placer.route(job, is_whole=False)
+    assert placement is not None
+    placer.begin(placement)
+    return placement.worker.worker_id
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 30.0])
+def test_sessions_are_spread_over_workers(apart_s: float) -> None:
+    """Opened at once, and so long apart that all that has come is computed, where it is known what they bring."""
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    whole = world.job(prompt(99, 100 * CHUNK))
+    whole.prompt_changes = True
+    placer.keep(whole)
+    where = Counter[str]()
+    for number in range(20):
+        where[open_session(world, placer, number, 2)] += 1
+        world.now_s += apart_s
+    assert where == {"d0": 10, "d1": 10}
+    before = placer.weighed(world.job(prompt(50)))[0]
+    assert before.ttft_s == pytest.approx(0.16), "engines compute whole prompts first"
+
+
+def test_a_session_that_is_given_up_leaves_no_seconds_behind() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    flights = []
+    for number in range(8):
+        job = world.job(prompt(number, 100 * CHUNK))
+        job.prompt_changes = True
+        placement = placer.route(job, is_whole=False)
+        assert placement is not None
+        flights.append(placer.begin(placement))
+    assert world.membership.candidates(DECODE, world.now_s).queue_s.sum() == pytest.approx(8 * 1.6)
+    for flight in flights[:4]:
+        flight.end()
+    assert world.membership.candidates(DECODE, world.now_s).queue_s.sum() == pytest.approx(4 * 1.6)
+    for flight in flights[4:]:
+        flight.end()
+    assert world.membership.candidates(DECODE, world.now_s).queue_s.sum() == 0
+    assert world.membership.candidates(DECODE, world.now_s).arriving.sum() == 0
+
+
+def test_behind_a_long_prompt_that_is_given_up_nothing_is_done_yet() -> None:
+    world, placer = placed_by(Objectives(60.0, 0.1))
+    flights = []
+    for number, chunks in enumerate((1000, 310, 310)):
+        job = world.job(prompt(number, chunks * CHUNK))
+        placement = placer.place(job, DECODE, frozenset({("d1", 1)}), prefills=True)
+        assert placement is not None
+        flights.append(placer.begin(placement))
+
+    def queue_s() -> float:
+        return float(world.membership.candidates(DECODE, world.now_s).queue_s[0])
+
+    world.now_s += 12.0
+    assert queue_s() == pytest.approx(16.0 + 2 * 4.96 - 12.0)
+    flights[0].end()
+    assert queue_s() == pytest.approx(2 * 4.96)
+    world.now_s += 4.0
+    assert queue_s() == pytest.approx(2 * 4.96 - 4.0)
+
+
+def test_answers_are_planned_for_as_long_as_they_become() -> None:
+    """Clients that leave 31,000 tokens open, and take 40: an almost idle worker has room."""
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    for name in ("d0", "d1"):
+        world.blocks(name, 20_000)
+
+    def answer(tokens: int) -> None:
+        job = world.job(prompt(tokens))
+        job.sampling.max_tokens = 31_000
+        placement = placer.place(job, DECODE, prefills=True)
+        assert placement is not None
+        flight = placer.begin(placement)
+        flight.prefilled()
+        job.emitted = [1] * tokens
+        flight.end()
+
+    assert placer.answers.expected(31_000) == 31_000
+    for _ in range(50):
+        answer(40)
+    assert placer.answers.expected(31_000) == 40
+    assert placer.answers.expected(8) == 8, "of another bound nothing is known"
+    job = world.job(prompt(1))
+    job.sampling.max_tokens = 31_000
+    assert placer.place(job, DECODE, prefills=True) is not None
+    for number in range(100):
+        job = world.job(prompt(number, 63 * CHUNK))
+        job.sampling.max_tokens = 31_000
+        placer.route(job, is_whole=True)
+        placement = placer.place(job, DECODE, prefills=True)
+        assert placement is not None
+        placer.begin(placement).prefilled()
+    assert not placer.counts.refused
+
+
+def test_a_worker_that_says_it_is_slow_is_tried_again_before_anybody_is_refused() -> None:
+    """One prompt took 200 times what it usually takes, after a start: it says so until it has measured another one."""
+    world, placer = placed_by(Objectives(1.0, 0.1), costs=None)
+    world.costs("d0", wire.WorkerCosts(prefill_s_per_token=0.2, decode_s=0.01))
+    world.costs("d1", wire.WorkerCosts(prefill_s_per_token=1e-3, decode_s=0.01))
+    sent = []
+    with pytest.raises(OverloadedError):
+        for number in range(20):
+            job = world.job(prompt(number))
+            assert placer.route(job, is_whole=True) is None
+            placement = placer.place(job, DECODE, prefills=True)
+            assert placement is not None
+            placer.begin(placement)
+            sent.append(placement.worker.worker_id)
+    # One at a time: who has something in flight is not tried.
+    assert Counter(sent) == {"d0": 1, "d1": len(sent) - 1}
+    assert sent[-1] == "d0"
+
+
+def test_what_is_late_anyway_goes_where_it_is_in_time_for_such_a_prompt() -> None:
+    """The way with the fewest objectives missed is another one, and later than a prompt of this length may be."""
+    rng, seen = Random(1), 0
+    for number in range(300):
+        world, placer = placed_by(Objectives(1.0, 0.05))
+        for other in range(rng.randrange(2, 9)):
+            chunks = rng.choice((20, 60, 200, 400))
+            placement = placer.place(world.job(prompt(100 + other, chunks * CHUNK)), DECODE, prefills=True)
+            assert placement is not None
+            flight = placer.begin(placement)
+            if rng.random() < 0.5:
+                flight.prefilled()
+        job = world.job(prompt(number, 125 * CHUNK))
+        found = [each for each in placer.weighed(job) if each.way is not Way.APART]
+        if found[0].ttft_s <= found[0].due_s or all(each.ttft_s > each.due_s for each in found):
+            continue
+        seen += 1
+        placement = placer.place(job, DECODE, prefills=True)
+        assert placement is not None
+        taken = next(each for each in found if each.worker == placement.worker)
+        assert taken.ttft_s <= taken.due_s
+    assert seen
+
+
+def test_an_answer_that_goes_on_is_computed_with_what_was_said() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    job = world.job(prompt(1))
+    job.sampling.max_tokens = 4000
+    job.emitted, job.migrations = list(prompt(2, 100 * CHUNK)), 1
+    placement = placer.place(job, DECODE, prefills=True)
+    assert placement is not None
+    assert (placement.work.uncomputed_tokens, placement.work.answer_tokens) == (1760, 2400)
+    assert placement.work.expected_s == pytest.approx(1.76)
+    assert placement.work.tokens == 160 + 4000
+    world.holds("d1", [*prompt(1), *prompt(2, 100 * CHUNK)])
+    again = placer.place(job, DECODE, prefills=True)
+    assert again is not None and again.worker.worker_id == "d1"
+    assert again.work.uncomputed_tokens == 1
+
+
+def test_after_a_second_try_it_is_explained_where_it_went() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    job = world.job(prompt(1))
+    assert placer.route(job, is_whole=True) is None
+    for excluded, worker_id in ((frozenset[tuple[str, int]](), "d0"), (frozenset({("d0", 1)}), "d1")):
+        placement = placer.place(job, DECODE, excluded, prefills=True)
+        assert placement is not None and placement.worker.worker_id == worker_id
+        explanation = placer.log.explanation(job.request_id)
+        assert explanation is not None
+        assert explained(explanation, "objectives").worker_id == worker_id
+
+
+def test_an_answer_is_bound_by_who_has_its_kv_now() -> None:
+    """It was prefilled elsewhere first, and again after its worker was gone."""
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    for source in ("d0", "d1"):
+        job = world.job(prompt(1))
+        job.route.prefill_worker_id, job.prefilled_by, job.migrations = "d0", source, 1
+        bound = placer.place(job, DECODE)
+        assert bound is not None and bound.worker.worker_id == source
+
+
+def test_what_is_placed_is_counted_by_policy_with_what_was_cached() -> None:
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    world.holds("d1", prompt(1))
+    assert placer.place(world.job([*prompt(1), *prompt(2, CHUNK)]), DECODE, prefills=True) is not None
+    job = world.job(prompt(3))
+    job.prompt_changes = True
+    assert placer.route(job, is_whole=False) is not None
+    assert placer.place(job, DECODE) is not None
+    assert placer.counts.decisions == {(DECODE, "objectives"): 2, (PREFILL, "objectives"): 1}
+    assert placer.counts.prompt_tokens == {DECODE: 176, PREFILL: 160}
+    assert placer.counts.device_hit_tokens[DECODE] == 160
+    assert load(world, "d0", Load.REQUESTS) == 0
+
+
+def test_the_part_of_this_router_is_of_the_workers_that_are_there() -> None:
+    """Of those that drain its requests count as little as everybody's."""
+    world, placer = placed_by(Objectives(5.0, 0.1), None)
+    for number in range(10):
+        placement = placer.place(world.job(prompt(number, CHUNK)), DECODE, prefills=True)
+        assert placement is not None
+        placer.begin(placement).prefilled()
+    records = [member.registration for member in world.membership.members()]
+    records[0].state = wire.WORKER_STATE_DRAINING
+    world.membership.replace(records)
+    world.now_s += 10.0
+    parts = []
+    look = placer.roles.look
+
+    def noted(workers: int, decodes: object, part: float, now_s: float) -> None:
+        parts.append(part)
+        look(workers, decodes, part, now_s)  # type: ignore[arg-type]
+
+    placer.roles.look = noted  # type: ignore[method-assign] # What it is told of is what is asked.
+    placer.route(world.job(prompt(50)), is_whole=True)
+    assert parts == [1.0]
