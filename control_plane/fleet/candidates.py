@@ -65,21 +65,23 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefills:
-    """Of one router, on each worker: the engine time of all, that of the longest, and since when none was over."""
+    """Of one router, on each worker: the engine time of all, that of the longest, and since when none was over; and
+    what other routers have in its queue, or had then, which keeps it without making it late."""
 
     pending_s: Floats
     longest_s: Floats
     since_s: Floats
+    others_s: "Floats | float" = 0.0
 
     def left_s(self, pace: "Floats | float" = 1.0) -> Floats:
         """Of them, less what can have been done of one since the last one ended."""
         left_s: Floats = np.maximum(self.pending_s - np.minimum(self.since_s * pace, self.longest_s), 0.0)
         return left_s
 
-    def late_s(self, pace: "Floats | float" = 1.0, others_s: "Floats | float" = 0.0) -> Floats:
-        """A worker that takes longer than that is late, and may be for as long again: so one that hangs gets ever less.
-        others_s: what other routers have in its queue, which keeps it without making it late."""
-        late_s = np.maximum(self.since_s * pace - self.longest_s - others_s, 0.0)
+    def late_s(self, pace: "Floats | float" = 1.0) -> Floats:
+        """A worker that takes longer than that is late, and may be for as long again: so one that hangs gets ever
+        less."""
+        late_s = np.maximum(self.since_s * pace - self.longest_s - self.others_s, 0.0)
         return np.where(self.pending_s > 0, late_s, 0.0)
 
 
@@ -98,12 +100,12 @@ class Candidates:
     # The router's last placement there.
     turn: Floats
     # Of the requests in flight, those that decode, and those that will once they are prefilled: how many, and the
-    # tokens that a step of theirs attends to. What other routers have there decodes, as far as this one knows.
+    # tokens that a step of theirs attends to.
     decoding: Floats
     decoding_tokens: Floats
     coming: Floats
     coming_tokens: Floats
-    # Of the answers of this router's that decode.
+    # Of the answers that decode.
     answer_tokens: Floats
     # The prefills of this router, and what other routers have of them, as `queue_s`; of these what is not best effort.
     prefills: Prefills
@@ -119,9 +121,13 @@ class Candidates:
 
     def queue_at_pace_s(self, pace: Floats, *, best_effort: bool) -> Floats:
         """What a request of that class waits for, in engine time, where workers have but a share of it for prefills. A
-        worker that is late makes all wait."""
+        worker that is late makes all wait; one that has best effort of this router alone is not late by that while
+        others overtake it."""
         waits, others_s = (self.prefills, self.others_s) if best_effort else (self.ahead, self.others_ahead_s)
-        queue: Floats = waits.left_s(pace) + self.prefills.late_s(pace, self.others_s) + others_s
+        late_s = self.prefills.late_s(pace)
+        if not best_effort:
+            late_s = np.where((self.ahead.pending_s <= 0) & (self.others_ahead_s > 0), 0.0, late_s)
+        queue: Floats = waits.left_s(pace) + late_s + others_s
         return queue
 
     def before(self, *, best_effort: bool) -> "Candidates":
@@ -180,10 +186,11 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
     loads[Load.REQUESTS] += others[Share.REQUESTS]
     loads[Load.TOKENS] += others[Share.TOKENS]
     loads[Load.UNCOMPUTED] += others[Share.UNCOMPUTED]
-    loads[Load.DECODING] += others[Share.REQUESTS] - others[Share.OVERTAKEN]
-    loads[Load.DECODING_TOKENS] += others[Share.TOKENS] - others[Share.OVERTAKEN_TOKENS]
-    loads[Load.COMING] += others[Share.OVERTAKEN]
-    loads[Load.COMING_TOKENS] += others[Share.OVERTAKEN_TOKENS]
+    loads[Load.DECODING] += others[Share.DECODING]
+    loads[Load.DECODING_TOKENS] += others[Share.DECODING_TOKENS]
+    loads[Load.COMING] += others[Share.COMING]
+    loads[Load.COMING_TOKENS] += others[Share.COMING_TOKENS]
+    loads[Load.ANSWER_TOKENS] += others[Share.ANSWER_TOKENS]
     return Candidates(
         fixed=fixed,
         in_flight_requests=loads[Load.REQUESTS],
@@ -196,7 +203,7 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         coming=loads[Load.COMING],
         coming_tokens=loads[Load.COMING_TOKENS],
         answer_tokens=loads[Load.ANSWER_TOKENS],
-        prefills=_prefills(loads, now_s),
+        prefills=_prefills(loads, now_s, others[Share.QUEUE_S]),
         others_s=others[Share.QUEUE_S],
         ahead=_ahead(loads, now_s),
         others_ahead_s=others[Share.AHEAD_S],
@@ -219,8 +226,8 @@ def _costs(registrations: Sequence[wire.WorkerRegistration], group: Sequence[str
 
 def queue_s(loads: Floats, now_s: float, others_s: "Floats | float" = 0.0) -> Floats:
     """Until all prefills of this router are over, and what has come of prompts that still arrive is computed."""
-    prefills = _prefills(loads, now_s)
-    queue: Floats = prefills.left_s() + prefills.late_s(others_s=others_s) + _arriving_s(loads, now_s)
+    prefills = _prefills(loads, now_s, others_s)
+    queue: Floats = prefills.left_s() + prefills.late_s() + _arriving_s(loads, now_s)
     return queue
 
 
@@ -234,8 +241,9 @@ def _arriving_s(loads: Floats, now_s: float) -> Floats:
     return arriving_s
 
 
-def _prefills(loads: Floats, now_s: float) -> Prefills:
-    return Prefills(loads[Load.PENDING_S], loads[Load.LONGEST_S], now_s - loads[Load.PROGRESS_S])
+def _prefills(loads: Floats, now_s: float, others_s: "Floats | float") -> Prefills:
+    others_s = np.maximum(others_s, loads[Load.OTHERS_S])
+    return Prefills(loads[Load.PENDING_S], loads[Load.LONGEST_S], now_s - loads[Load.PROGRESS_S], others_s)
 
 
 def _ahead(loads: Floats, now_s: float) -> Prefills:

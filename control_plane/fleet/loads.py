@@ -51,6 +51,8 @@ class Load(IntEnum):
     AHEAD_LONGEST_S = 17
     # Requests in flight whose prompts still arrived when they were sent.
     ARRIVING = 18
+    # What other routers had in its queue at `PROGRESS_S`.
+    OTHERS_S = 19
 
 
 # Of all prefills in flight, and of those that are not best effort: pending, progress, longest.
@@ -118,13 +120,16 @@ class Loads:
     def value(self, row: int, column: Load) -> float:
         return float(self._columns[column, row])
 
-    def begin(self, row: int, work: Work, now_s: float) -> None:
+    def begin(self, row: int, work: Work, now_s: float, others_s: float = 0.0) -> None:
+        """others_s: what other routers have in its queue."""
         self._turn += 1
         load = self._columns[:, row]
         load[Load.TURN] = self._turn
         if work.arriving:
             load[Load.ARRIVING_UNTIL_S] = max(load[Load.ARRIVING_UNTIL_S], now_s) + work.expected_s
         else:
+            if not load[Load.PENDING_S]:
+                load[Load.OTHERS_S] = others_s
             for pending, progress, longest in work.lines:
                 if not load[pending]:
                     load[progress], load[longest] = now_s, work.expected_s
@@ -145,13 +150,14 @@ class Loads:
             load[Load.ARRIVING_UNTIL_S] = max(now_s, load[Load.ARRIVING_UNTIL_S] - work.expected_s)
         self._leave(row, work)
 
-    def prefilled(self, row: int, work: Work, now_s: float) -> None:
-        """The request's prefill is over, and it goes on."""
+    def prefilled(self, row: int, work: Work, now_s: float, others_s: float = 0.0) -> None:
+        """The request's prefill is over, and it goes on. others_s: as in `begin`."""
         self._leave(row, work)
         self._columns[Load.REQUESTS, row] += 1
         self._columns[Load.TOKENS, row] += work.tokens
         self._stand(row, work.prefilled, 1)
         if work.pending_s:
+            self._columns[Load.OTHERS_S, row] = others_s
             for _, progress, _ in work.lines:
                 self._columns[progress, row] = now_s
 

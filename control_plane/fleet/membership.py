@@ -114,6 +114,13 @@ class Membership:
                 overtaken_requests=round(loads[Load.OVERTAKEN, row]),
                 overtaken_tokens=round(loads[Load.OVERTAKEN_TOKENS, row]),
                 ahead_s=ahead[row],
+                decodes=wire.DecodeShare(
+                    requests=round(loads[Load.DECODING, row]),
+                    tokens=loads[Load.DECODING_TOKENS, row],
+                    coming_requests=round(loads[Load.COMING, row]),
+                    coming_tokens=loads[Load.COMING_TOKENS, row],
+                    answer_tokens=loads[Load.ANSWER_TOKENS, row],
+                ),
             )
             for row, member in enumerate(busy)
         ]
@@ -139,7 +146,7 @@ class Membership:
         """A request is sent to the worker; None where the worker itself is gone."""
         member = self._same_generation(worker)
         if member is not None:
-            self.loads.begin(member.row, work, now_s)
+            self.loads.begin(member.row, work, now_s, self._others_s(member, now_s))
         return member
 
     def release(self, member: Member | None, work: Work, now_s: float) -> None:
@@ -153,7 +160,10 @@ class Membership:
     def prefilled(self, member: Member | None, work: Work, now_s: float) -> None:
         """The prefill of a request that `acquire` counted is over, and it goes on there."""
         if member is not None and self._members.get(member.worker_id) is member:
-            self.loads.prefilled(member.row, work, now_s)
+            self.loads.prefilled(member.row, work, now_s, self._others_s(member, now_s))
+
+    def _others_s(self, member: Member, now_s: float) -> float:
+        return self.others.queue_s(member.worker_id, member.registration.generation, now_s)
 
     def suspect(self, worker: WorkerSnapshot) -> None:
         member = self._same_generation(worker)

@@ -24,6 +24,11 @@ class Share(IntEnum):
     OVERTAKEN = 4
     OVERTAKEN_TOKENS = 5
     AHEAD_S = 6
+    DECODING = 7
+    DECODING_TOKENS = 8
+    COMING = 9
+    COMING_TOKENS = 10
+    ANSWER_TOKENS = 11
 
 
 # Of what passes with time.
@@ -84,6 +89,15 @@ class OtherRouters:
         sums[_SECONDS] = np.maximum(sums[_SECONDS] - (now_s - self._heard_s), 0.0)
         return sums
 
+    def queue_s(self, worker_id: str, generation: int, now_s: float) -> float:
+        """What they have in the queue of one worker."""
+        told = (
+            router.loads[worker_id, generation][Share.QUEUE_S] - (now_s - router.heard_s)
+            for router in self._routers.values()
+            if (worker_id, generation) in router.loads
+        )
+        return float(sum(max(left_s, 0.0) for left_s in told))
+
     def _sum_up(self, workers: Sequence[WorkerSnapshot]) -> None:
         self._workers = workers
         self._heard_s = max(router.heard_s for router in self._routers.values())
@@ -98,7 +112,10 @@ class OtherRouters:
 def _column(told: wire.WorkerShare) -> list[float]:
     # A router that tells nothing apart waits for all.
     ahead_s = told.ahead_s if told.HasField("ahead_s") else told.queue_s
-    return [
-        told.requests, told.tokens, told.uncomputed_tokens, told.queue_s,
-        told.overtaken_requests, told.overtaken_tokens, ahead_s,
-    ]  # fmt: skip
+    overtaken = told.overtaken_requests, told.overtaken_tokens
+    if told.HasField("decodes"):
+        its = told.decodes
+        decodes = [its.requests, its.tokens, its.coming_requests, its.coming_tokens, its.answer_tokens]
+    else:
+        decodes = [told.requests - overtaken[0], told.tokens - overtaken[1], *overtaken, 0.0]
+    return [told.requests, told.tokens, told.uncomputed_tokens, told.queue_s, *overtaken, ahead_s, *decodes]

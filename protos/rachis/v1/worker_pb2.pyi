@@ -2078,6 +2078,7 @@ class WorkerShare(_message.Message):
     OVERTAKEN_REQUESTS_FIELD_NUMBER: _builtins.int
     OVERTAKEN_TOKENS_FIELD_NUMBER: _builtins.int
     AHEAD_S_FIELD_NUMBER: _builtins.int
+    DECODES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     generation: _builtins.int
     requests: _builtins.int
@@ -2091,6 +2092,10 @@ class WorkerShare(_message.Message):
     overtaken_tokens: _builtins.int
     ahead_s: _builtins.float
     """Of the queue, the prefills that are not best effort."""
+    @_builtins.property
+    def decodes(self) -> Global___DecodeShare:
+        """Absent: whatever is in flight and not best effort before its prefill decodes."""
+
     def __init__(
         self,
         *,
@@ -2103,16 +2108,52 @@ class WorkerShare(_message.Message):
         overtaken_requests: _builtins.int = ...,
         overtaken_tokens: _builtins.int = ...,
         ahead_s: _builtins.float | None = ...,
+        decodes: Global___DecodeShare | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s", "decodes", b"decodes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s", "generation", b"generation", "overtaken_requests", b"overtaken_requests", "overtaken_tokens", b"overtaken_tokens", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s", "decodes", b"decodes", "generation", b"generation", "overtaken_requests", b"overtaken_requests", "overtaken_tokens", b"overtaken_tokens", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ahead_s: _TypeAlias = _typing.Literal["ahead_s"]  # noqa: Y015
     _WhichOneofArgType__ahead_s: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ahead_s) -> _WhichOneofReturnType__ahead_s | None: ...
 
 Global___WorkerShare: _TypeAlias = WorkerShare  # noqa: Y015
+
+@_typing.final
+class DecodeShare(_message.Message):
+    """What one router has of decodes on one worker: requests and the tokens that a step of them attends to in the mean, of
+    those that decode and of those that will once they are prefilled there; and the tokens of the former's whole answers.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    COMING_REQUESTS_FIELD_NUMBER: _builtins.int
+    COMING_TOKENS_FIELD_NUMBER: _builtins.int
+    ANSWER_TOKENS_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    tokens: _builtins.float
+    coming_requests: _builtins.int
+    coming_tokens: _builtins.float
+    answer_tokens: _builtins.float
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        tokens: _builtins.float = ...,
+        coming_requests: _builtins.int = ...,
+        coming_tokens: _builtins.float = ...,
+        answer_tokens: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_tokens", b"answer_tokens", "coming_requests", b"coming_requests", "coming_tokens", b"coming_tokens", "requests", b"requests", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeShare: _TypeAlias = DecodeShare  # noqa: Y015
 
 @_typing.final
 class RouterLoads(_message.Message):

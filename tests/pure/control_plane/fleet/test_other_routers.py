@@ -148,8 +148,8 @@ def test_others_do_not_wait_for_what_routers_have_of_best_effort() -> None:
     before = seen.before(best_effort=False)
     np.testing.assert_allclose(before.in_flight_requests, [1, 0])
     np.testing.assert_allclose(before.in_flight_tokens, [60, 0])
-    np.testing.assert_allclose(seen.decoding, [1, 0], err_msg="what waits does not decode")
-    np.testing.assert_allclose(seen.coming, [2, 0], err_msg="and will")
+    np.testing.assert_allclose(seen.decoding, [0, 0], err_msg="what waits does not decode")
+    np.testing.assert_allclose(seen.coming, [3, 0], err_msg="and will")
 
     one.prefilled(interactive, Work(60, 20, 2.0), 1.0)
     (share,) = one.shares(1.0)
@@ -184,3 +184,42 @@ def test_a_router_that_tells_no_classes_apart_is_waited_for(others: OtherRouters
     others.heard("a", told(1), 0.0)
     sums = others.of(WORKERS, 0.0)
     assert sums is not None and (sums[Share.AHEAD_S, 0], sums[Share.OVERTAKEN, 0]) == (3.0, 0)
+
+
+def test_what_decodes_elsewhere_is_told_with_its_answers_and_an_older_router_s_counts_as_decoding() -> None:
+    one, other = members(), members()
+    worker = one.usable(PREFILL)[0]
+    work = Work(160, 100, 2.0, answer_tokens=60)
+    one.prefilled(one.acquire(worker, work, 0.0), work, 1.0)
+    one.acquire(worker, work, 1.0)
+    tells(one, other, 1.0)
+    seen = other.candidates(PREFILL, 1.0)
+    found = [seen.decoding, seen.decoding_tokens, seen.answer_tokens, seen.coming, seen.coming_tokens]
+    assert [each.tolist() for each in found] == [[1, 0], [130, 0], [60, 0], [1, 0], [130, 0]]
+
+    alone = members()
+    alone.others.heard("older", told(1), 0.0)
+    before = alone.candidates(PREFILL, 0.0)
+    assert (before.decoding.tolist(), before.decoding_tokens.tolist()) == ([2, 0], [50, 0])
+    assert before.answer_tokens.tolist() == before.coming.tolist() == [0, 0]
+
+
+def test_a_worker_is_not_late_with_what_stood_behind_others_that_are_over_now() -> None:
+    """Another router had ten seconds there, and has told of less and less."""
+    other = members()
+    worker = other.usable(PREFILL)[0]
+    for now_s in range(10):
+        other.others.heard("one", told(now_s + 1, queue_s=10.0 - now_s), now_s)
+        if not now_s:
+            other.acquire(worker, Work(70, 30, 0.2), 0.0)
+        assert waits(other, now_s, best_effort=False) <= 10.2 - now_s
+    assert waits(other, 20.0, best_effort=False) == pytest.approx(20.0 - 10.0 - 0.2), "then it is"
+
+
+def test_best_effort_that_others_overtake_makes_nobody_late() -> None:
+    other = members()
+    other.acquire(other.usable(PREFILL)[0], Work(70, 30, 0.2, best_effort=True), 0.0)
+    for now_s in range(0, 60, 2):
+        other.others.heard("one", told(now_s + 1, queue_s=0.3), now_s)
+        assert waits(other, now_s, best_effort=False) == pytest.approx(0.3)
+    assert waits(other, 70.0, best_effort=False) > 60.0, "where nobody overtakes it the worker is late with it"
