@@ -70,13 +70,14 @@ class ObjectivePlacer(Placer):
 
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice is in time."""
-        view = self._view(job, _NOBODY)
+        question, keys = self._question(job), self._prompt(job).keys
+        view = self._both_view(keys, question)
         found = self._choices(view, job.priority)
         if not is_whole:
             # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
             found = [each for each in found if each.way is Way.APART]
         begins = is_whole and job.may_be_refused and not job.emitted
-        choice = self._decided(job, found, refuses=self.both.refuses and begins)
+        choice = self._decided(keys, question, found, refuses=self.both.refuses and begins)
         where = choice.worker.worker_id if isinstance(choice, Choice) else ""
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found, where)
         if isinstance(choice, Refusal):
@@ -111,12 +112,13 @@ class ObjectivePlacer(Placer):
         prefills: bool = False,
     ) -> Placement | None:
         """prefills: prompt and answer are computed by one worker."""
-        view = self._view(job, excluded, avoided)
+        question, keys = self._question(job, excluded, avoided), self._prompt(job).keys
+        view = self._both_view(keys, question)
         if pool == wire.POOL_DECODE and not prefills:
             return self._bound(job, view)
         apart = pool == wire.POOL_PREFILL
         found = [each for each in self._choices(view, job.priority) if (each.way is Way.APART) == apart]
-        choice = self._decided(job, found, refuses=self.both.refuses)
+        choice = self._decided(keys, question, found, refuses=self.both.refuses)
         best = choice.best if isinstance(choice, Refusal) else choice
         if best is None:
             return None
@@ -135,14 +137,16 @@ class ObjectivePlacer(Placer):
         view = self._both_view(self._prompt(job).keys, self._question(job), commits=False)
         return self._choices(view, job.priority)
 
-    def _decided(self, job: Job, found: Sequence[Choice], *, refuses: bool) -> Choice | Refusal | None:
+    def _decided(
+        self, keys: Keys, question: Question, found: Sequence[Choice], *, refuses: bool
+    ) -> Choice | Refusal | None:
         """Nobody is refused where a worker idles that may be as fast as the others, though it says that it is not."""
         choice = by_objective.decide(found, refuses=refuses)
         if not isinstance(choice, Refusal):
             return choice
-        pool = self._views_of(self._prompt(job).keys, [wire.POOL_DECODE], self._now_s())[wire.POOL_DECODE]
-        objectives = self.both.objectives_of(best_effort=is_best_effort(job.priority))
-        row = to_try(pool, self._question(job), objectives.planned_ttft_s)
+        pool = self._views_of(keys, [wire.POOL_DECODE], self._now_s())[wire.POOL_DECODE]
+        objectives = self.both.objectives_of(best_effort=question.best_effort)
+        row = to_try(pool, question, objectives.planned_ttft_s)
         worker = pool.candidates.workers[row] if row >= 0 else None
         return next((each for each in found if each.worker == worker), choice)
 
@@ -168,11 +172,6 @@ class ObjectivePlacer(Placer):
         best_effort = asked is RequestClass.BEST_EFFORT and self.both.best_effort_ttft_s is not None
         key = "objectives.best_effort.ttft_s" if best_effort else "objectives.ttft_s"
         return f"{key}: {self.both.objectives_of(best_effort=best_effort).ttft_s:g}"
-
-    def _view(
-        self, job: Job, excluded: frozenset[tuple[str, int]], avoided: frozenset[tuple[str, int]] = frozenset()
-    ) -> BothView:
-        return self._both_view(self._prompt(job).keys, self._question(job, excluded, avoided))
 
     def _question(
         self,
