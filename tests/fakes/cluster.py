@@ -303,7 +303,7 @@ async def running_cluster(
         "router.port": 0,
         "router.drain_timeout_s": 2,
         "router.queue_timeout_s": 5,
-        "redis.refresh_s": 0.01,
+        "redis.refresh_s": 0.001,
         "redis.worker_lease_s": 60,
         # Memory that is written to for nothing takes as long as some tests.
         "index.max_entries": 1024,

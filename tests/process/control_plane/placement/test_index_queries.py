@@ -203,9 +203,6 @@ async def test_ids_of_any_length_and_script_do_not_break_the_sentence(cluster: C
 async def test_questions_change_nothing(cluster: Cluster) -> None:
     await cluster.generate(PROMPT)
     await until(lambda: bool(index_of(cluster).hottest(1, unix_ms() / 1000)))
-    # What is put together anew after a registration is no memory of a question.
-    cluster.router.membership.candidates(wire.POOL_PREFILL, 0.0)
-    cluster.router.membership.candidates(wire.POOL_DECODE, 0.0)
     before = remembered(cluster)
 
     for _ in range(3):
