@@ -106,6 +106,7 @@ class Dispatcher:
                                 case steps.Complete(reason, tokens):
                                     self.poison.absolve(job)
                                     now_s, completion_tokens = self._now_s(), tokens
+                                    self._placer.completed(job, tokens)
                                     job.lifecycle.trace.enter(TraceStage.COMPLETION, now_s)
                                     yield _completion(job, reason, tokens, now_s)
                                 case steps.Fail():

@@ -166,13 +166,12 @@ class Journey:
         job = self.job
         assert self._worker is not None
         counted = self._counted()
-        job.prefilled_by = self._worker.worker_id
         if not job.migrations:
             job.route.prefill_worker_id = self._worker.worker_id
             job.cached_tokens = event.cached_tokens
             job.engine_queue_ms = event.engine_queue_ms
         job.first_token_s = job.first_token_s or now_s
-        self._may_be_pulled(now_s)
+        self._may_be_pulled(self._worker, now_s)
         emitted = self._emit(event.first, event.token_ids, event.chars)
         if event.finish_reason is not None:
             # Nothing is kept of a prompt whose answer has ended.
@@ -181,7 +180,8 @@ class Journey:
         job.lifecycle.at(lifecycle.Event.FIRST_TOKEN)
         return (*counted, emitted, *self._seek_decode_worker(now_s))
 
-    def _may_be_pulled(self, now_s: float) -> None:
+    def _may_be_pulled(self, worker: WorkerSnapshot, now_s: float) -> None:
+        self.job.prefilled_by = worker.worker_id
         self._was_prefilled, self._is_used_up = True, False
         self._prefilled_s = now_s
 
@@ -320,7 +320,7 @@ class Journey:
         self.job.lifecycle.at(lifecycle.Event.HANDED_OVER)
         self._count_migration()
         self._lease = Lease(worker, event.lease_id)
-        self._may_be_pulled(now_s)
+        self._may_be_pulled(worker, now_s)
         self._excluded = {(worker.worker_id, worker.generation)}
         return self._seek_decode_worker(now_s, again=True)
 

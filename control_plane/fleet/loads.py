@@ -142,12 +142,11 @@ class Loads:
     def end(self, row: int, work: Work, now_s: float) -> None:
         """The request is gone; a prefill that is not over is given up, which is no progress of the worker's."""
         load = self._columns[:, row]
-        for _, progress, longest in work.lines if work.pending_s else ():
-            # It may be the one that was computed: then nothing is done of those behind it.
-            if work.pending_s >= load[longest] and now_s - load[progress] <= load[longest]:
+        for pending, progress, longest in work.lines:
+            # What was done since was done of it, where it is more than all others together: nothing of those.
+            is_most = work.pending_s > load[pending] - work.pending_s
+            if is_most and now_s - load[progress] <= load[longest]:
                 load[progress] = now_s
-        if work.arriving:
-            load[Load.ARRIVING_UNTIL_S] = max(now_s, load[Load.ARRIVING_UNTIL_S] - work.expected_s)
         self._leave(row, work)
 
     def prefilled(self, row: int, work: Work, now_s: float, others_s: float = 0.0) -> None:

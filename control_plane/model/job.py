@@ -43,8 +43,9 @@ class Job:
     share: wire.TenantShare = field(default_factory=wire.TenantShare)
     # A session's prompt may still grow or change.
     prompt_changes: bool = False
-    # The prompt as placement sees it, once it has looked.
+    # The prompt as placement sees it, once it has looked, and how many tokens of the answer are part of it.
     packed: PackedPrompt | None = None
+    packed_said: int = 0
     # What the router itself took; of a session without what the pieces of its prompt took.
     own_s: float = 0.0
     dispatched_s: float = 0.0
@@ -82,9 +83,9 @@ class Job:
         return len(self.token_ids) + self.max_tokens
 
     @property
-    def continues(self) -> bool:
-        """It goes on behind an answer that somebody else has begun: what was said is part of what is computed."""
-        return bool(self.migrations or self.route.resumed_tokens)
+    def said(self) -> int:
+        """Tokens of an answer that goes on elsewhere, which are part of what is computed there."""
+        return len(self.emitted) if self.migrations or self.route.resumed_tokens else 0
 
     @property
     def generated_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """Workers that do both as a request finds them, from what the router has on each: the columns of `by_objective`."""
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from control_plane.fleet.candidates import Candidates, Fixed
 from control_plane.fleet.loads import Floats
+from control_plane.model.worker_snapshot import WorkerSnapshot
 from control_plane.placement.by_objective import BothView, Objectives, share_for_prompts
 from control_plane.placement.policy import Question, passing
 from control_plane.placement.terms import prefill_s
@@ -40,10 +42,11 @@ def both_view(
     costs: DecodeCosts | None,
     objectives: Objectives,
     prefill_heavy: int,
-    session_s: float = 0.0,
+    session_s: float | None = None,
 ) -> BothView:
     """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name. session_s:
-    what the prompt of a session takes once it is whole."""
+    what the prompt of a session takes once it is whole; None: of a request that is none, whose prompt engines compute
+    before all of sessions."""
     workers = view.candidates.before(best_effort=question.best_effort)
     costs = costs or DecodeCosts.measured(workers.fixed)
     step_s = costs.of(workers.decoding, workers.decoding_tokens)
@@ -63,15 +66,19 @@ def both_view(
         step_with_s=step_with_s,
         wait_s=_wait_s(workers, question, view, step_s),
         pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
-        arriving_s=workers.arriving_s + workers.arriving * session_s,
+        arriving_s=_arriving_s(workers, session_s),
         is_prefill_heavy=np.arange(len(workers)) < prefill_heavy,
         passes=passing(question, view),
     )
 
 
-def to_try(view: PoolView, question: Question, ttft_s: float) -> int:
-    """The row of a worker with nothing in flight that would have the first token in time if its prefills took what they
-    take on the quickest of its pool; -1 without one.
+def _arriving_s(workers: Candidates, session_s: float | None) -> Floats:
+    return np.zeros(len(workers)) if session_s is None else workers.arriving_s + workers.arriving * session_s
+
+
+def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[WorkerSnapshot]) -> int:
+    """The row of a worker with nothing in flight, and not tried already, that would have the first token in time if its
+    prefills took what they take on the quickest of its pool; -1 without one.
 
     Who says that it is slow gets nothing that has to be in time, and never learns better: after a start, say, whose
     first prompt compiled something.
@@ -81,7 +88,8 @@ def to_try(view: PoolView, question: Question, ttft_s: float) -> int:
         name: np.full(len(workers), getattr(fixed, name).min(initial=np.inf)) for name in _PREFILL_COSTS
     }
     quickest = replace(view, candidates=replace(workers, fixed=replace(fixed, **least)))
-    is_idle = passing(question, view) & (workers.in_flight_requests == 0)
+    is_new = np.array([each not in tried for each in workers.workers], dtype=np.bool_)
+    is_idle = passing(question, view) & (workers.in_flight_requests == 0) & is_new
     own_s = np.where(is_idle, prefill_s(question, quickest), np.inf)
     row = int(own_s.argmin())
     return row if own_s[row] <= ttft_s else -1

@@ -10,8 +10,8 @@ The ways, of each worker:
     apart     prefilled there; the decode worker is chosen at the first token (`bind`), not before. The only way on
               prefill-heavy workers, whose chunks are large because little decodes there
 The way with the fewest objectives missed is taken, among those the one of least cost: seconds to the first token, own
-work at a price (what a hit saves is saved for all that come after), what sessions that are open there will bring, and a
-pull. A first token that is late beside
+work at a price (what a hit saves is saved for all that come after), a pull, and for a session what the others that are
+open there will bring. A first token that is late beside
 decodes misses one more: the worker's bound yields to it, and the decodes miss their TPOT, too. Where no way is expected
 in time the request is better refused at once, it would only make others late: in time is TTFT, and for a prompt that
 takes an idle worker longer, as long a wait and then what it takes (docs/decisions/0073).
@@ -85,7 +85,7 @@ class BothView:
     wait_s: Floats
     # Of the prompt's KV, from another worker.
     pull_s: Floats
-    # Engine time of prompts that still arrive. Engines compute whole ones before it: no first token waits for it.
+    # To a session, engine time of the prompts of sessions there that still arrive: no first token waits for it.
     arriving_s: Floats
     # It is to decode little.
     is_prefill_heavy: NDArray[np.bool_]

@@ -60,14 +60,14 @@ class DecisionLog:
     def weighed(
         self, request_id: str, tenant: str, outcome: str, ways: Sequence[WayChoice], worker_id: str = ""
     ) -> None:
-        """By the objectives. worker_id: where it goes; empty where it is refused."""
+        """By the objectives. worker_id: where it is prefilled apart."""
         self._forget((tenant, request_id))
         self._remember(Explanation(request_id, tenant, reason=outcome, ways=tuple(ways), worker_id=worker_id))
 
     def taken(self, request_id: str, tenant: str, way: WayChoice) -> None:
         """By the objectives, where it goes at last: after a try that has failed, say."""
         known = self._forget((tenant, request_id)) or Explanation(request_id, tenant)
-        known.reason, known.worker_id = way.way.value, way.worker.worker_id
+        known.reason, known.worker_id, known.bound_worker_id = way.way.value, way.worker.worker_id, ""
         self._remember(known)
 
     def bound(self, request_id: str, tenant: str, worker_id: str) -> None:

@@ -15,10 +15,6 @@ from control_plane.placement.running_prefixes import RunningPrefixes
 from kv_transfer.claims.prefix_chunks import PackedPrompt
 
 
-def nothing() -> None:
-    """Nobody wants to know when it has ended."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
     """A worker for one attempt of a request. work: what it will be to that worker."""
@@ -27,8 +23,6 @@ class Placement:
     work: Work
     prompt: PackedPrompt
     scope: PrefixScope
-    # Called once the request has left the worker.
-    ended: Callable[[], None] = nothing
 
 
 class Flight:
@@ -65,4 +59,3 @@ class Flight:
             self._running.remove(self._placement.worker.worker_id, self._placement.prompt.keys)
         finally:
             self._membership.release(self._member, self._work, self._now_s())
-            self._placement.ended()

@@ -18,13 +18,13 @@ from cluster_core.objectives import RequestClass, class_of, is_best_effort
 from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Work
 from control_plane.model.job import Job
-from control_plane.model.worker_snapshot import Pool
+from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
 from control_plane.placement import by_objective
 from control_plane.placement.answer_lengths import AnswerLengths
 from control_plane.placement.both_view import DecodeCosts, both_view, to_try
 from control_plane.placement.by_objective import BothView, Choice, Objectives, Refusal, Way
 from control_plane.placement.decision_log import Explanation
-from control_plane.placement.flight import Placement, nothing
+from control_plane.placement.flight import Placement
 from control_plane.placement.placer import Placer, question_of
 from control_plane.placement.policy import Question
 from control_plane.placement.roles import Decodes, Roles
@@ -35,6 +35,8 @@ REFUSED = "refused"
 _NOBODY: frozenset[tuple[str, int]] = frozenset()
 # The mean of what the prompts of sessions take follows about so many.
 _SESSIONS = 20
+# A worker that says that it is slow is tried so seldom.
+_TRY_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +67,23 @@ class ObjectivePlacer(Placer):
         self.both = both
         self.roles = Roles(both.prefill_heavy)
         self.answers = AnswerLengths()
+        # Workers that say that they are slow, and when they were tried nevertheless.
+        self._tried: dict[WorkerSnapshot, float] = {}
         # What the whole prompts of sessions take, a mean that follows the last ones.
         self._session_s = 0.0
 
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice is in time."""
         question, keys = self._question(job), self._prompt(job).keys
-        view = self._both_view(keys, question)
+        view = self._both_view(keys, question, is_session=job.prompt_changes)
         found = self._choices(view, job.priority)
         if not is_whole:
             # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
             found = [each for each in found if each.way is Way.APART]
         begins = is_whole and job.may_be_refused and not job.emitted
         choice = self._decided(keys, question, found, refuses=self.both.refuses and begins)
-        where = choice.worker.worker_id if isinstance(choice, Choice) else ""
+        apart = isinstance(choice, Choice) and choice.way is Way.APART
+        where = choice.worker.worker_id if isinstance(choice, Choice) and apart else ""
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found, where)
         if isinstance(choice, Refusal):
             asked = class_of(job.priority)
@@ -92,6 +97,9 @@ class ObjectivePlacer(Placer):
         self.counts.ways[choice.way] += 1
         return self._placement(job, view, choice.row, Way.APART) if choice.way is Way.APART else None
 
+    def completed(self, job: Job, tokens: int) -> None:
+        self.answers.completed(job.max_tokens, tokens)
+
     def keep(self, job: Job) -> None:
         arrived = job.prompt_changes
         super().keep(job)
@@ -100,7 +108,9 @@ class ObjectivePlacer(Placer):
             view = self._both_view(self._prompt(job).keys, self._question(job), commits=False)
             whole_s = float(view.own_s.max(initial=0.0))
             self.roles.prompt(whole_s, self._now_s())
-            self._session_s += (whole_s - self._session_s) / _SESSIONS if self._session_s else whole_s
+            # Who says that it is slow is not who says what a session brings.
+            usual_s = float(np.median(view.own_s)) if len(view.own_s) else 0.0
+            self._session_s += (usual_s - self._session_s) / _SESSIONS if self._session_s else usual_s
 
     def place(
         self,
@@ -113,7 +123,7 @@ class ObjectivePlacer(Placer):
     ) -> Placement | None:
         """prefills: prompt and answer are computed by one worker."""
         question, keys = self._question(job, excluded, avoided), self._prompt(job).keys
-        view = self._both_view(keys, question)
+        view = self._both_view(keys, question, is_session=job.prompt_changes)
         if pool == wire.POOL_DECODE and not prefills:
             return self._bound(job, view)
         apart = pool == wire.POOL_PREFILL
@@ -122,15 +132,18 @@ class ObjectivePlacer(Placer):
         best = choice.best if isinstance(choice, Refusal) else choice
         if best is None:
             return None
+        if self.both.refuses and best is choice and best.ttft_s > best.due_s:
+            self._tried[best.worker] = self._now_s()
         self.log.taken(job.request_id, job.tenant, best)
         return self._placement(job, view, best.row, best.way)
 
     def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
         """What would be decided now for a request with this whole prompt."""
-        view = self._both_view(prompt.keys, Question(len(prompt.token_ids), max_tokens, adapter=adapter), commits=False)
-        found = self._choices(view, 0)
-        choice = by_objective.decide(found, refuses=self.both.refuses)
-        return Explanation("", reason=_outcome(choice), ways=tuple(found))
+        question = Question(len(prompt.token_ids), self.answers.left(max_tokens), adapter=adapter)
+        found = self._choices(self._both_view(prompt.keys, question, commits=False), 0)
+        choice = self._decided(prompt.keys, question, found, refuses=self.both.refuses)
+        where = choice.worker.worker_id if isinstance(choice, Choice) else ""
+        return Explanation("", reason=_outcome(choice), ways=tuple(found), worker_id=where)
 
     def weighed(self, job: Job) -> list[Choice]:
         """All choices for a request, best first: what each was expected to cost. Changes nothing."""
@@ -146,7 +159,9 @@ class ObjectivePlacer(Placer):
             return choice
         pool = self._views_of(keys, [wire.POOL_DECODE], self._now_s())[wire.POOL_DECODE]
         objectives = self.both.objectives_of(best_effort=question.best_effort)
-        row = to_try(pool, question, objectives.planned_ttft_s)
+        now_s = self._now_s()
+        self._tried = {each: at_s for each, at_s in self._tried.items() if now_s - at_s < _TRY_AGAIN_S}
+        row = to_try(pool, question, objectives.planned_ttft_s, self._tried)
         worker = pool.candidates.workers[row] if row >= 0 else None
         return next((each for each in found if each.worker == worker), choice)
 
@@ -162,7 +177,7 @@ class ObjectivePlacer(Placer):
         self.counts.decided(wire.POOL_DECODE, OBJECTIVES)
         asked = self._question(job)
         work = Work(asked.prompt_tokens + asked.max_tokens, answer_tokens=asked.max_tokens)
-        return Placement(worker, work, self._prompt(job), job.scope, self._answer_of(job))
+        return Placement(worker, work, self._prompt(job), job.scope)
 
     def _choices(self, view: BothView, priority: int) -> list[Choice]:
         return self.both.choices(view, self.both.objectives_of(best_effort=is_best_effort(priority)))
@@ -181,14 +196,9 @@ class ObjectivePlacer(Placer):
     ) -> Question:
         """With the answer that is expected, which what it may become bounds."""
         asked = question_of(job, excluded, avoided)
-        return replace(asked, max_tokens=self.answers.expected(asked.max_tokens))
+        return replace(asked, max_tokens=self.answers.left(job.max_tokens, job.said))
 
-    def _answer_of(self, job: Job) -> Callable[[], None]:
-        """Notes how long it has become, of what it might from now on."""
-        before, most_tokens = len(job.emitted), max(job.max_tokens - len(job.emitted), 1)
-        return lambda: self.answers.ended(most_tokens, len(job.emitted) - before)
-
-    def _both_view(self, keys: Keys, question: Question, *, commits: bool = True) -> BothView:
+    def _both_view(self, keys: Keys, question: Question, *, commits: bool = True, is_session: bool = False) -> BothView:
         """commits: a decision on it will be committed."""
         pools: Sequence[Pool] = [wire.POOL_DECODE]
         views = self._current_views(keys, pools) if commits else self._views_of(keys, pools, self._now_s())
@@ -196,7 +206,8 @@ class ObjectivePlacer(Placer):
         if commits and len(pool.candidates) and self.roles.is_due(self._now_s()):
             self._look_at_roles(pool.candidates)
         heavy = self.roles.heavy(len(pool.candidates))
-        return both_view(pool, question, self.both.costs, self.both.objectives, heavy, self._session_s)
+        session_s = self._session_s if is_session else None
+        return both_view(pool, question, self.both.costs, self.both.objectives, heavy, session_s)
 
     def _look_at_roles(self, workers: Candidates) -> None:
         costs = self.both.costs or DecodeCosts.measured(workers.fixed)
@@ -227,8 +238,7 @@ class ObjectivePlacer(Placer):
             decodes=not apart,
             best_effort=is_best_effort(job.priority),
         )
-        ended = nothing if apart else self._answer_of(job)
-        return Placement(view.workers[row], work, self._prompt(job), job.scope, ended)
+        return Placement(view.workers[row], work, self._prompt(job), job.scope)
 
 
 def _outcome(choice: Choice | Refusal | None) -> str:

@@ -85,6 +85,9 @@ class Placer:
         if len(keys):
             self._index.record_access(keys)
 
+    def completed(self, job: Job, tokens: int) -> None:
+        """The whole answer has so many."""
+
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """The first decision on a request: where it is prefilled, or None where the decode pool computes the prompt.
 
@@ -192,20 +195,19 @@ class Placer:
 
     def _prompt(self, job: Job) -> PackedPrompt:
         """As it stands; with what has been said of an answer that goes on."""
-        if job.continues:
-            return self.packed([*job.token_ids, *job.emitted], job.scope)
-        if job.packed is None or job.prompt_changes:
-            job.packed = self.packed(job.token_ids, job.scope)
+        if job.packed is None or job.prompt_changes or job.packed_said != job.said:
+            job.packed_said = job.said
+            tokens = [*job.token_ids, *job.emitted[: job.said]] if job.said else job.token_ids
+            job.packed = self.packed(tokens, job.scope)
         return job.packed
 
 
 def question_of(
     job: Job, excluded: frozenset[tuple[str, int]] = frozenset(), avoided: frozenset[tuple[str, int]] = frozenset()
 ) -> Question:
-    said = len(job.emitted) if job.continues else 0
     return Question(
-        len(job.token_ids) + said,
-        max(max_tokens_of(job.sampling) - said, 1),
+        len(job.token_ids) + job.said,
+        max(max_tokens_of(job.sampling) - job.said, 1),
         excluded,
         alone=job.deaths > 0,
         avoided=avoided,
