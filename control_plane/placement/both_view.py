@@ -8,7 +8,6 @@ import numpy as np
 
 from control_plane.fleet.candidates import Candidates, Fixed
 from control_plane.fleet.loads import Floats
-from control_plane.model.worker_snapshot import WorkerSnapshot
 from control_plane.placement.by_objective import BothView, Objectives, share_for_prompts
 from control_plane.placement.policy import Question, passing
 from control_plane.placement.terms import prefill_s
@@ -76,7 +75,7 @@ def _arriving_s(workers: Candidates, session_s: float | None) -> Floats:
     return np.zeros(len(workers)) if session_s is None else workers.arriving_s + workers.arriving * session_s
 
 
-def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[WorkerSnapshot]) -> int:
+def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[str]) -> int:
     """The row of a worker with nothing in flight, and not tried already, that would have the first token in time if its
     prefills took what they take on the quickest of its pool; -1 without one.
 
@@ -88,7 +87,7 @@ def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[W
         name: np.full(len(workers), getattr(fixed, name).min(initial=np.inf)) for name in _PREFILL_COSTS
     }
     quickest = replace(view, candidates=replace(workers, fixed=replace(fixed, **least)))
-    is_new = np.array([each not in tried for each in workers.workers], dtype=np.bool_)
+    is_new = np.array([each.worker_id not in tried for each in workers.workers], dtype=np.bool_)
     is_idle = passing(question, view) & (workers.in_flight_requests == 0) & is_new
     own_s = np.where(is_idle, prefill_s(question, quickest), np.inf)
     row = int(own_s.argmin())

@@ -18,7 +18,7 @@ from cluster_core.objectives import RequestClass, class_of, is_best_effort
 from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Work
 from control_plane.model.job import Job
-from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
+from control_plane.model.worker_snapshot import Pool
 from control_plane.placement import by_objective
 from control_plane.placement.answer_lengths import AnswerLengths
 from control_plane.placement.both_view import DecodeCosts, both_view, to_try
@@ -67,8 +67,8 @@ class ObjectivePlacer(Placer):
         self.both = both
         self.roles = Roles(both.prefill_heavy)
         self.answers = AnswerLengths()
-        # Workers that say that they are slow, and when they were tried nevertheless.
-        self._tried: dict[WorkerSnapshot, float] = {}
+        # Workers that were to be late, and when: of those that say that they are slow, when they were tried nevertheless.
+        self._tried: dict[str, float] = {}
         # What the whole prompts of sessions take, a mean that follows the last ones.
         self._session_s = 0.0
 
@@ -82,8 +82,7 @@ class ObjectivePlacer(Placer):
             found = [each for each in found if each.way is Way.APART]
         begins = is_whole and job.may_be_refused and not job.emitted
         choice = self._decided(keys, question, found, refuses=self.both.refuses and begins)
-        apart = isinstance(choice, Choice) and choice.way is Way.APART
-        where = choice.worker.worker_id if isinstance(choice, Choice) and apart else ""
+        where = choice.worker.worker_id if isinstance(choice, Choice) and choice.way is Way.APART else ""
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found, where)
         if isinstance(choice, Refusal):
             asked = class_of(job.priority)
@@ -95,7 +94,7 @@ class ObjectivePlacer(Placer):
         if choice is None:
             return None
         self.counts.ways[choice.way] += 1
-        return self._placement(job, view, choice.row, Way.APART) if choice.way is Way.APART else None
+        return self._taken(job, view, choice) if choice.way is Way.APART else None
 
     def completed(self, job: Job, tokens: int) -> None:
         self.answers.completed(job.max_tokens, tokens)
@@ -132,10 +131,8 @@ class ObjectivePlacer(Placer):
         best = choice.best if isinstance(choice, Refusal) else choice
         if best is None:
             return None
-        if self.both.refuses and best is choice and best.ttft_s > best.due_s:
-            self._tried[best.worker] = self._now_s()
         self.log.taken(job.request_id, job.tenant, best)
-        return self._placement(job, view, best.row, best.way)
+        return self._taken(job, view, best)
 
     def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
         """What would be decided now for a request with this whole prompt."""
@@ -219,6 +216,11 @@ class ObjectivePlacer(Placer):
         decodes = Decodes(step_s, added_s, self.both.objectives.step_s)
         self.roles.look(len(workers), decodes, own / everybodys if everybodys else 1.0, self._now_s())
         self.counts.prefill_heavy = self.roles.heavy(len(workers))
+
+    def _taken(self, job: Job, view: BothView, choice: Choice) -> Placement:
+        if choice.ttft_s > choice.due_s:
+            self._tried[choice.worker.worker_id] = self._now_s()
+        return self._placement(job, view, choice.row, choice.way)
 
     def _placement(self, job: Job, view: BothView, row: int, way: Way) -> Placement:
         asked = self._question(job)
