@@ -67,7 +67,7 @@ class ObjectivePlacer(Placer):
         self.both = both
         self.roles = Roles(both.prefill_heavy)
         self.answers = AnswerLengths()
-        # Workers that were to be late, and when: of those that say that they are slow, when they were tried nevertheless.
+        # Workers that were to be late with what they got, and when; those that say that they are slow among them.
         self._tried: dict[str, float] = {}
         # What the whole prompts of sessions take, a mean that follows the last ones.
         self._session_s = 0.0
@@ -107,8 +107,8 @@ class ObjectivePlacer(Placer):
             view = self._both_view(self._prompt(job).keys, self._question(job), commits=False)
             whole_s = float(view.own_s.max(initial=0.0))
             self.roles.prompt(whole_s, self._now_s())
-            # Who says that it is slow is not who says what a session brings.
-            usual_s = float(np.median(view.own_s)) if len(view.own_s) else 0.0
+            # The median, and of two the lower: who says that it is slow does not say what a session brings.
+            usual_s = float(np.sort(view.own_s)[(len(view.own_s) - 1) // 2]) if len(view.own_s) else 0.0
             self._session_s += (usual_s - self._session_s) / _SESSIONS if self._session_s else usual_s
 
     def place(
