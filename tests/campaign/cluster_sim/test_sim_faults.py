@@ -149,7 +149,7 @@ PLANTS: dict[str, tuple[object, str, object, Drawing]] = {
     "in-flight counts are not given back": (Attempt, "end", lambda self: None, drawn),
     "who is lost is not told": (dispatch.SimDispatcher, "lost", lambda self, worker: None, drawn),
     "who stays where it was prefilled keeps its lease": (SimWorker, "release", lambda self, number: None, drawn_both),
-    "a prefill that is over still counts as one": (Loads, "prefilled", lambda self, row, work, now_s: None, drawn_both),
+    "a prefill that is over still counts as one": (Loads, "prefilled", lambda self, *given: None, drawn_both),
     "who is refused stays open": (RequestFigures, "ended", lambda self, run, now_s: None, drawn_both),
 }
 

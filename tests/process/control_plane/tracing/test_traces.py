@@ -68,8 +68,12 @@ async def test_requests_are_listed_in_a_line_each_while_they_run_and_after() -> 
         answers = [asyncio.create_task(cluster.generate(request_id=name)) for name in ("first", "second")]
         await engine.held.wait()
         await until(lambda: engine.status().load.running_requests == 2)
+        listed = admin.ListRequestsRequest(running=1, ended=10)
 
-        told = await cluster.admin.ListRequests(admin.ListRequestsRequest(running=1, ended=10))
+        async with asyncio.timeout(60):
+            # What the engine has begun the router hears of a little later.
+            while (told := await cluster.admin.ListRequests(listed)).running[0].stage == "decode_call":
+                await asyncio.sleep(0.01)
         (first,), (over,) = told.running, told.ended
         assert (first.request_id, first.kind, first.outcome) == ("first", "request", "")
         assert (first.stage, first.worker_id) == ("decode", "decode-0") and first.HasField("ttft_ms")
