@@ -72,7 +72,7 @@ async def test_requests_are_listed_in_a_line_each_while_they_run_and_after() -> 
 
         async with asyncio.timeout(60):
             # What the engine has begun the router hears of a little later.
-            while (told := await cluster.admin.ListRequests(listed)).running[0].stage == "decode_call":
+            while (told := await cluster.admin.ListRequests(listed)).running[0].stage == "decode_call":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         (first,), (over,) = told.running, told.ended
         assert (first.request_id, first.kind, first.outcome) == ("first", "request", "")
