@@ -60,15 +60,23 @@ def drawn(seed: int, forced: Sequence[str] = ()) -> Plan:
     return plan
 
 
+_BY_OBJECTIVES = {
+    "placement.policy": "objectives", "objectives.ttft_s": 0.5, "objectives.tpot_s": 0.1,
+    "pools.prefill.workers": 0, "pools.decode.workers": 0, "pools.shared.workers": 1,
+}  # fmt: skip
+
+
 def with_shared_workers(plan: Plan) -> Plan:
-    """The same plan over workers that do both: as many, each with the faults of one of the others."""
+    """The same plan over workers that do both: as many, each with the faults of one of the others. Those of odd seeds
+    are placed on by the objectives, which tell of the future what block engines measure."""
     names = {name: f"shared-{place}" for place, name in enumerate(plan.workers)}
 
     def renamed(target: str) -> str:
         return "|".join(names.get(each, each) for each in target.split("|"))
 
     faults = tuple(replace(fault, target=renamed(fault.target)) for fault in plan.faults)
-    return replace(plan, prefill=0, decode=0, shared=len(names), faults=faults)
+    settings = {**dict(plan.settings), **(_BY_OBJECTIVES if plan.seed % 2 else {})}
+    return replace(plan, prefill=0, decode=0, shared=len(names), faults=faults, settings=tuple(settings.items()))
 
 
 def _with(rng: Random, plan: Plan, kinds: Sequence[str]) -> Plan:

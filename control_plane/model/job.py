@@ -45,7 +45,7 @@ class Job:
     prompt_changes: bool = False
     # The prompt as placement sees it, once it has looked, and how many tokens of the answer are part of it.
     packed: PackedPrompt | None = None
-    packed_said: int = 0
+    packed_emitted: int = 0
     # What the router itself took; of a session without what the pieces of its prompt took.
     own_s: float = 0.0
     dispatched_s: float = 0.0
@@ -83,8 +83,8 @@ class Job:
         return len(self.token_ids) + self.max_tokens
 
     @property
-    def said(self) -> int:
-        """Tokens of an answer that goes on elsewhere, which are part of what is computed there."""
+    def emitted_to_prefill(self) -> int:
+        """Tokens of an answer that goes on elsewhere: they are prefilled there, behind the prompt."""
         return len(self.emitted) if self.migrations or self.route.resumed_tokens else 0
 
     @property

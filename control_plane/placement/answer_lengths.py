@@ -22,14 +22,19 @@ class AnswerLengths:
         # By the binary order of the bound: how many, tokens that they might have had, and that they have become.
         self._completed: dict[int, tuple[int, float, float]] = {}
 
+    @property
+    def count(self) -> int:
+        """Answers that were completed."""
+        return sum(count for count, _, _ in self._completed.values())
+
     def completed(self, most_tokens: int, tokens: int) -> None:
         count, most, became = self._completed.get(frexp(most_tokens)[1], (0, 0.0, 0.0))
         became = _KEEP * became + min(tokens, most_tokens)
         self._completed[frexp(most_tokens)[1]] = count + 1, _KEEP * most + most_tokens, became
 
-    def left(self, most_tokens: int, said: int = 0) -> int:
-        """What is expected to come of an answer that may have so many, of which so many are said; 1 at least. One that
-        has become longer than is expected may become twice as long."""
+    def left(self, most_tokens: int, emitted: int = 0) -> int:
+        """What is expected to come of an answer that may have so many, of which so many are emitted; 1 at least. One
+        that has become longer than is expected may become twice as long."""
         count, most, became = self._completed.get(frexp(most_tokens)[1], (0, 1.0, 1.0))
         expected = round(_MARGIN * most_tokens * became / most) if count >= _ENOUGH else most_tokens
-        return max(1, min(max(expected - said, said), most_tokens - said))
+        return max(1, min(max(expected - emitted, emitted), most_tokens - emitted))

@@ -193,7 +193,7 @@ class ObjectivePlacer(Placer):
     ) -> Question:
         """With the answer that is expected, which what it may become bounds."""
         asked = question_of(job, excluded, avoided)
-        return replace(asked, max_tokens=self.answers.left(job.max_tokens, job.said))
+        return replace(asked, max_tokens=self.answers.left(job.max_tokens, job.emitted_to_prefill))
 
     def _both_view(self, keys: Keys, question: Question, *, commits: bool = True, is_session: bool = False) -> BothView:
         """commits: a decision on it will be committed."""

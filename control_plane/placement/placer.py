@@ -194,11 +194,11 @@ class Placer:
         return view.does_both or not self._membership.usable(wire.POOL_PREFILL)
 
     def _prompt(self, job: Job) -> PackedPrompt:
-        """As it stands; with what has been said of an answer that goes on."""
-        if job.packed is None or job.prompt_changes or job.packed_said != job.said:
-            job.packed_said = job.said
-            tokens = [*job.token_ids, *job.emitted[: job.said]] if job.said else job.token_ids
-            job.packed = self.packed(tokens, job.scope)
+        """As it stands, with what is emitted of an answer that goes on."""
+        emitted = job.emitted_to_prefill
+        if job.packed is None or job.prompt_changes or job.packed_emitted != emitted:
+            job.packed_emitted = emitted
+            job.packed = self.packed([*job.token_ids, *job.emitted] if emitted else job.token_ids, job.scope)
         return job.packed
 
 
@@ -206,8 +206,8 @@ def question_of(
     job: Job, excluded: frozenset[tuple[str, int]] = frozenset(), avoided: frozenset[tuple[str, int]] = frozenset()
 ) -> Question:
     return Question(
-        len(job.token_ids) + job.said,
-        max(max_tokens_of(job.sampling) - job.said, 1),
+        len(job.token_ids) + job.emitted_to_prefill,
+        max(max_tokens_of(job.sampling) - job.emitted_to_prefill, 1),
         excluded,
         alone=job.deaths > 0,
         avoided=avoided,

@@ -76,8 +76,6 @@ class Roles:
     def look(self, workers: int, decodes: Decodes, part: float, now_s: float) -> None:
         """part: of all requests in flight, this router's: the others' prompts are not seen here."""
         self._looked_s = now_s
-        if not workers:
-            return
         prompts = self.prompts(now_s) / max(part, _LEAST_PART)
         now = self.heavy(workers)
         idle = _IDLE_AGAIN if now else _IDLE

@@ -16,6 +16,7 @@ from rachis.v1 import worker_pb2 as wire
 from command_line.placement import explanation_of, print_explanation
 from control_plane.model.lifecycle import State
 from control_plane.placement.by_objective import Way
+from control_plane.placement.objective_placer import ObjectivePlacer
 from tests.fakes.answers import collected, completion_of, failure, retry_after_ms, session_text, text_of, whole_text
 from tests.fakes.cluster import SHARED, Cluster, named, running_cluster, until
 from tests.process.control_plane.server.test_choices import ask
@@ -62,6 +63,9 @@ async def test_a_whole_prompt_stays_whole_and_the_ways_are_explained(
     print_explanation(explanation_of(told))
     printed = capsys.readouterr().out
     assert "prefilled where it decodes" in printed and "expected TTFT" in printed and "10.0 ms" in printed
+    assert f"went to {completion_of(responses).route.decode_worker_id}" in printed
+    placer = cluster.parts.placer
+    assert isinstance(placer, ObjectivePlacer) and placer.answers.count == 1
 
 
 async def test_what_no_worker_can_begin_in_time_is_refused_before_it_waits(empty: Cluster) -> None:

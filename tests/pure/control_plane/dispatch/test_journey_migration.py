@@ -60,6 +60,7 @@ def test_an_answer_that_has_begun_goes_on_elsewhere_after_the_last_token_that_wa
     assert played.endings == [steps.Complete(FINISHED, 8)]
     assert (job.first_token_s, job.dispatched_s, job.cached_tokens) == (1.0, 0.5, 2), "times are those of the first go"
     assert (job.route.prefill_worker_id, job.route.decode_worker_id) == ("prefill-0", "decode-1")
+    assert job.prefilled_by == "prefill-1", "its KV lies with the last one"
     assert (job.route.handoff, job.route.kv_bytes) == (PULLED, 64)
 
 
@@ -157,6 +158,7 @@ def test_an_answer_that_is_handed_over_is_pulled_from_the_worker_that_drains() -
     assert (place.prefills, place.excluded) == (False, frozenset({("decode-0", 1)}))
     played.tell(steps.Placed(D1))
     assert played.waits_for(steps.CallDecode).pulls
+    assert played.journey.job.prefilled_by == "decode-0"
     told = played.tell(steps.DecodeStarted(RECOMPUTED))
     assert told == (steps.Release(Lease(D0, "r.2")),), "the worker that was told does not pull any more"
     played.tell(steps.Ended(FINISHED, 8, "last"))

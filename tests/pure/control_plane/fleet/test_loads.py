@@ -49,4 +49,4 @@ def test_all_that_comes_is_counted_by_class_and_leaves_nothing(moves: list[Work 
 
 
 # Points in time, and the number of the last placement.
-PASSING = {Load.PROGRESS_S, Load.AHEAD_PROGRESS_S, Load.ARRIVING_UNTIL_S, Load.TURN}
+PASSING = {Load.PROGRESS_S, Load.AHEAD_PROGRESS_S, Load.TURN}

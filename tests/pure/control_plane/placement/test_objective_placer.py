@@ -308,7 +308,7 @@ def test_a_request_is_explained_by_the_ways_that_there_were_and_who_decodes_it()
     explanation = placer.log.explanation(job.request_id)
     assert explanation is not None and explanation.reason == "apart"
     assert explanation.ways[0].worker == apart.worker
-    assert explanation.bound_worker_id == bound.worker.worker_id
+    assert (explanation.worker_id, explanation.bound_worker_id) == (apart.worker.worker_id, bound.worker.worker_id)
     message = explained(explanation, "objectives")
     assert [(way.worker_id, way.way, way.missed) for way in message.ways] == [
         (each.worker.worker_id, "apart", 0) for each in explanation.ways
@@ -318,6 +318,8 @@ def test_a_request_is_explained_by_the_ways_that_there_were_and_who_decodes_it()
 
 def test_one_that_is_refused_is_explained_and_one_that_is_supposed_leaves_nothing_behind() -> None:
     world, placer = placed_by(Objectives(0.3, 0.1))
+    early = placer.supposed(placer.packed(prompt(1), PrefixScope()), 8)
+    assert (early.reason, early.worker_id) == ("whole", "d0")
     busy(world, placer)
     job = world.job(prompt(1))
     with pytest.raises(OverloadedError):
@@ -327,7 +329,7 @@ def test_one_that_is_refused_is_explained_and_one_that_is_supposed_leaves_nothin
     supposed = placer.supposed(placer.packed(prompt(1), PrefixScope()), 8)
     assert refused is not None
     for explanation in (refused, supposed):
-        assert (explanation.reason, len(explanation.ways)) == ("refused", 4)
+        assert (explanation.reason, explanation.worker_id, len(explanation.ways)) == ("refused", "", 4)
     assert world.left_behind() == before
 
 
