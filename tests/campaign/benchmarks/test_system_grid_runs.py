@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import system_grid
-from benchmarks.system_grid import HYBRID, TAICHI
+from benchmarks.system_grid import HYBRID, PUBLISHED, TAICHI
 from tests.pure.benchmarks.test_system_grid import study
 
 
@@ -14,3 +14,10 @@ def test_every_set_up_can_be_simulated(name: str) -> None:
     figures = system_grid.simulate(few, name, 4, 1.0, 0)
     assert figures.requests == 40
     assert len(figures.attained_of) == (0 if name in (HYBRID, TAICHI) else 1)
+
+
+def test_the_published_rules_are_not_one_another() -> None:
+    """Of long prompts, which prefill-heavy workers have sooner and decode-heavy ones in time."""
+    few = study("conversation", sizes=(4,), ttft_s=(10.0,), tpot_ms=(100.0,), seconds=20.0)
+    runs = {name: system_grid.simulate(few, name, 4, 1.0, 0, (10.0, 100.0)) for name in (*PUBLISHED, HYBRID)}
+    assert len({run.ttft_s.mean for run in runs.values()}) == len(runs)

@@ -216,6 +216,17 @@ def test_a_worker_is_not_late_with_what_stood_behind_others_that_are_over_now() 
     assert waits(other, 20.0, best_effort=False) == pytest.approx(20.0 - 10.0 - 0.2), "then it is"
 
 
+def test_a_prefill_that_is_over_leaves_the_next_one_behind_what_others_have_by_then() -> None:
+    other = members()
+    worker, work = other.usable(PREFILL)[0], Work(70, 30, 0.2)
+    first, _ = other.acquire(worker, work, 0.0), other.acquire(worker, work, 0.0)
+    other.others.heard("one", told(1, queue_s=5.0), 1.0)
+    other.prefilled(first, work, 1.0)
+    other.others.heard("one", told(2, queue_s=0.0), 5.0)
+    assert waits(other, 5.0, best_effort=False) == 0.0
+    assert waits(other, 7.0, best_effort=False) == pytest.approx(6.0 - 0.2 - 5.0)
+
+
 def test_best_effort_that_others_overtake_makes_nobody_late() -> None:
     other = members()
     other.acquire(other.usable(PREFILL)[0], Work(70, 30, 0.2, best_effort=True), 0.0)

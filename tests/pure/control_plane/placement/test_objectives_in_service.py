@@ -93,6 +93,11 @@ def test_behind_a_long_prompt_that_is_given_up_nothing_is_done_yet() -> None:
     assert queue_s() == pytest.approx(2 * 4.96)
     world.now_s += 4.0
     assert queue_s() == pytest.approx(2 * 4.96 - 4.0)
+    world.now_s += 16.0
+    assert queue_s() == pytest.approx(20.0 - 2 * 4.96), "none of those that are left takes longer than they all"
+    late_s = queue_s()
+    flights[1].end()
+    assert queue_s() > late_s, "one that is given up makes no late worker punctual"
 
 
 def test_answers_are_planned_for_as_long_as_they_become() -> None:
@@ -138,6 +143,42 @@ def test_a_worker_that_says_it_is_slow_is_tried_again_before_anybody_is_refused(
     # Once a minute, and nobody who has something in flight.
     assert Counter(sent) == {"d0": 1, "d1": len(sent) - 1}
     assert sent[-1] == "d0"
+
+
+def test_a_worker_that_is_slow_after_all_is_tried_once_a_minute() -> None:
+    world, placer = placed_by(Objectives(1.0, 0.1), costs=None)
+    world.costs("d0", wire.WorkerCosts(prefill_s_per_token=0.2, decode_s=0.01))
+    world.costs("d1", wire.WorkerCosts(prefill_s_per_token=1e-3, decode_s=0.01))
+    for number in range(6):
+        placement = placer.place(world.job(prompt(number)), DECODE, frozenset({("d0", 1)}), prefills=True)
+        assert placement is not None
+        placer.begin(placement)
+    tries = 0
+    for second in range(90):
+        job = world.job(prompt(100 + second))
+        try:
+            placer.route(job, is_whole=True)
+        except OverloadedError:
+            world.now_s += 1.0
+            continue
+        placement = placer.place(job, DECODE, prefills=True)
+        assert placement is not None and placement.worker.worker_id == "d0"
+        placer.begin(placement).end()
+        tries += 1
+        world.now_s += 1.0
+    assert tries == 2
+
+
+def test_what_sessions_bring_is_told_by_the_usual_worker() -> None:
+    """One of two says that it takes 200 times as long: sessions still go where others are fewer by what they take."""
+    world, placer = placed_by(Objectives(5.0, 0.1), costs=None)
+    world.costs("d0", wire.WorkerCosts(prefill_s_per_token=1e-3, decode_s=0.01))
+    world.costs("d1", wire.WorkerCosts(prefill_s_per_token=0.2, decode_s=0.01))
+    whole = world.job(prompt(99, CHUNK))
+    whole.prompt_changes = True
+    placer.keep(whole)
+    # At 16 ms each, hundreds of sessions are worth less than one chunk on the slow worker.
+    assert {open_session(world, placer, number, 1) for number in range(50)} == {"d0"}
 
 
 def test_what_is_late_anyway_goes_where_it_is_in_time_for_such_a_prompt() -> None:
