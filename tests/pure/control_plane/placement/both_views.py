@@ -1,12 +1,13 @@
 """Workers that do both as a request finds them, by what differs from idle ones."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cluster_core.ids import WorkerId
 from control_plane.model.worker_snapshot import WorkerSnapshot
-from control_plane.placement.by_objective import BothView
+from control_plane.placement.by_objective import BothView, Choice, Objectives, Way
 from tests.pure.control_plane.placement.router_world import DECODE
 
 COLUMNS = {
@@ -34,3 +35,11 @@ def view(*workers: dict[str, float]) -> BothView:
         passes=np.array([bool(each.get("passes", 1)) for each in workers]),
         **columns,
     )
+
+
+def first_choice(
+    choices: Callable[[BothView, Objectives], list[Choice]], objectives: Objectives, *workers: dict[str, float]
+) -> tuple[Way, float]:
+    """Of such workers: its way, and when its first token is expected."""
+    best = choices(view(*workers), objectives)[0]
+    return best.way, best.ttft_s
