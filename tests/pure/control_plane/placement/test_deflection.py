@@ -28,8 +28,8 @@ DECODES = {"own_s": 0.3, "step_s": 0.05, "step_with_s": 0.05}
 def test_a_prompt_goes_where_its_first_token_is_soonest_and_decodes_bear_it(
     prefills: dict[str, float], decodes: dict[str, float], way: Way, ttft_s: float
 ) -> None:
-    found = first_choice(deflection.choices, OBJECTIVES, PREFILLS | prefills, DECODES | decodes)
-    assert found == (way, pytest.approx(ttft_s))
+    found_way, found_s = first_choice(deflection.choices, OBJECTIVES, PREFILLS | prefills, DECODES | decodes)
+    assert found_way is way and found_s == pytest.approx(ttft_s)
 
 
 def test_nobody_may_get_what_no_worker_may() -> None:

@@ -31,8 +31,8 @@ DECODES = {"own_s": 0.1, "step_s": 0.05, "step_with_s": 0.05}
 def test_a_prompt_leaves_prefill_heavy_workers_to_those_that_only_they_have_in_time(
     prefills: dict[str, float], decodes: dict[str, float], way: Way, ttft_s: float
 ) -> None:
-    found = first_choice(length_aware.choices, OBJECTIVES, PREFILLS | prefills, DECODES | decodes)
-    assert found == (way, pytest.approx(ttft_s))
+    found_way, found_s = first_choice(length_aware.choices, OBJECTIVES, PREFILLS | prefills, DECODES | decodes)
+    assert found_way is way and found_s == pytest.approx(ttft_s)
 
 
 def test_among_those_that_have_it_in_time_the_soonest_comes_first() -> None:
