@@ -105,7 +105,7 @@ class Candidates:
     decoding_tokens: Floats
     coming: Floats
     coming_tokens: Floats
-    # Of the answers that decode.
+    # Of the whole answers of both.
     answer_tokens: Floats
     # The prefills of this router, and what other routers have of them, as `queue_s`; of these what is not best effort.
     prefills: Prefills

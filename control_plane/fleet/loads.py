@@ -35,11 +35,12 @@ class Load(IntEnum):
     ARRIVING_UNTIL_S = 6
     # Which of this router's placements the last one was.
     TURN = 7
-    # Of those in flight, the requests that decode, the tokens that these attend to, and those of their whole answers.
+    # Of those in flight, the requests that decode, and the tokens that these attend to.
     DECODING = 8
     DECODING_TOKENS = 9
+    # Of the whole answers of those, and of those that will decode there once they are prefilled.
     ANSWER_TOKENS = 10
-    # The same two of those that will decode there once they are prefilled.
+    # Requests and tokens of the latter.
     COMING = 11
     COMING_TOKENS = 12
     # Best effort that is not prefilled yet, so that engines serve others before it: requests, and their tokens.
@@ -180,13 +181,15 @@ class Loads:
         if work.best_effort and work.expected_s:
             load[Load.OVERTAKEN] += sign
             load[Load.OVERTAKEN_TOKENS] += sign * work.tokens
-        if work.decodes and work.expected_s:
+        if not work.decodes:
+            return
+        load[Load.ANSWER_TOKENS] += sign * work.answer_tokens
+        if work.expected_s:
             load[Load.COMING] += sign
             load[Load.COMING_TOKENS] += sign * work.context_tokens
-        elif work.decodes:
+        else:
             load[Load.DECODING] += sign
             load[Load.DECODING_TOKENS] += sign * work.context_tokens
-            load[Load.ANSWER_TOKENS] += sign * work.answer_tokens
 
     def of(self, rows: NDArray[np.int64]) -> Floats:
         """(columns, rows): a copy."""

@@ -63,7 +63,7 @@ def both_view(
         queue_s=workers.queue_at_pace_s(share_for_prompts(step_s, objectives), best_effort=question.best_effort),
         step_s=step_s,
         step_with_s=step_with_s,
-        wait_s=_wait_s(workers, question, view, step_s),
+        wait_s=_wait_s(workers, question, view, costs),
         pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
         arriving_s=_arriving_s(workers, session_s),
         is_prefill_heavy=np.arange(len(workers)) < prefill_heavy,
@@ -94,17 +94,23 @@ def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[s
     return row if own_s[row] <= ttft_s else -1
 
 
-def _wait_s(workers: Candidates, question: Question, view: PoolView, step_s: Floats) -> Floats:
+def _wait_s(workers: Candidates, question: Question, view: PoolView, costs: DecodeCosts) -> Floats:
     """Until so much has ended that there is a place and memory: answers end one after the other, each after as many
-    steps as it has tokens."""
+    steps as it has tokens. Where none decodes yet, those that will have come together, and end so."""
     fixed = workers.fixed
-    decoding = np.maximum(workers.decoding, 1.0)
-    lasting_s = workers.answer_tokens / decoding * step_s
+    decode = workers.decoding > 0
+    together = np.minimum(workers.coming, fixed.max_running_requests)
+    at_a_time = np.maximum(np.where(decode, workers.decoding, together), 1.0)
+    context = np.where(
+        decode, workers.decoding_tokens / at_a_time, workers.coming_tokens / np.maximum(workers.coming, 1.0)
+    )
+    answer_tokens = workers.answer_tokens / np.maximum(workers.decoding + workers.coming, 1.0)
+    lasting_s = answer_tokens * costs.of(at_a_time, at_a_time * context)
     places = np.maximum(workers.in_flight_requests + 1 - fixed.max_running_requests, 0.0)
     # What requests have in common lies in memory once, what this one has with them as well.
     free = fixed.total_tokens - view.occupied_tokens(workers)
     missing = np.maximum(question.prompt_tokens + question.max_tokens - view.running_tokens - free, 0.0)
     missing = np.where(fixed.total_tokens > 0, missing, 0.0)
-    ends = np.maximum(places, missing / np.maximum(workers.decoding_tokens / decoding, 1.0))
-    wait_s: Floats = np.where(workers.decoding > 0, ends * lasting_s / decoding, 0.0)
+    rounds = np.maximum(places, missing / np.maximum(context, 1.0)) / at_a_time
+    wait_s: Floats = np.where(decode, rounds, np.ceil(rounds)) * lasting_s
     return wait_s

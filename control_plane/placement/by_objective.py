@@ -95,13 +95,14 @@ class BothView:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way on one worker, and what it is expected to cost. missed: how many objectives, of its own and of those who
-    decode beside it."""
+    """One way on one worker, and what it is expected to cost. prefill_s: what its own takes beside what decodes there.
+    missed: how many objectives, of its own and of those who decode beside it."""
 
     row: int
     worker: WorkerSnapshot
     way: Way
     ttft_s: float
+    prefill_s: float
     step_s: float
     missed: int
     cost_s: float
@@ -136,11 +137,12 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     for row in np.flatnonzero(view.passes).tolist():
         common = (row, view.workers[row])
         whole = Way.APPEND if holds[row] else Way.WHOLE
-        ttft, step, missed = float(ttft_s[row]), float(view.step_with_s[row]), int(late[row])
+        takes = float(ttft_s[row]), float(compute_s[row]), float(view.step_with_s[row])
+        missed = int(late[row])
         if not (view.is_prefill_heavy[row] and others_pass):
-            found.append(Choice(*common, whole, ttft, step, missed + int(is_over[row]), float(cost_s[row]), due_s))
+            found.append(Choice(*common, whole, *takes, missed + int(is_over[row]), float(cost_s[row]), due_s))
         apart_s = float(cost_s[row] + view.pull_s[row])
-        found.append(Choice(*common, Way.APART, ttft, step, missed + others_are_over, apart_s, due_s))
+        found.append(Choice(*common, Way.APART, *takes, missed + others_are_over, apart_s, due_s))
     found.sort(key=lambda choice: (choice.missed, choice.cost_s))
     return found
 

@@ -25,8 +25,8 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
         heavy = bool(view.is_prefill_heavy[row])
         ttft_s, way = (float(apart_s[row]), Way.APART) if heavy else (float(deflected_s[row]), Way.WHOLE)
         missed = int(ttft_s > objectives.planned_ttft_s) + int(not heavy and is_full[row])
-        step_s = float(view.step_with_s[row])
-        found.append(Choice(row, view.workers[row], way, ttft_s, step_s, missed, ttft_s, objectives.planned_ttft_s))
+        takes = ttft_s, float(view.own_s[row] / (1.0 if heavy else phi[row])), float(view.step_with_s[row])
+        found.append(Choice(row, view.workers[row], way, *takes, missed, ttft_s, objectives.planned_ttft_s))
     # Full decode nodes come last: where there is nobody else, they are who there is.
     found.sort(key=lambda choice: (choice.way is Way.WHOLE and bool(is_full[choice.row]), choice.ttft_s))
     return found

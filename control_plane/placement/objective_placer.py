@@ -27,6 +27,7 @@ from control_plane.placement.decision_log import Explanation
 from control_plane.placement.flight import Placement
 from control_plane.placement.placer import Placer, question_of
 from control_plane.placement.policy import Question
+from control_plane.placement.return_times import ReturnTimes
 from control_plane.placement.roles import Decodes, Roles
 from kv_transfer.claims.prefix_chunks import Keys, PackedPrompt
 
@@ -67,6 +68,7 @@ class ObjectivePlacer(Placer):
         self.both = both
         self.roles = Roles(both.prefill_heavy)
         self.answers = AnswerLengths()
+        self._returns = ReturnTimes()
         # Workers that were to be late with what they got, and when; those that say that they are slow among them.
         self._tried: dict[str, float] = {}
         # What the whole prompts of sessions take, a mean that follows the last ones.
@@ -89,7 +91,7 @@ class ObjectivePlacer(Placer):
             self.counts.refused[asked] += 1
             raise OverloadedError(
                 f"no worker is expected to have the first token in time, by {self._says_ttft(asked)} s",
-                retry_after_ms=round(choice.retry_after_s * 1000) + 1,
+                retry_after_ms=round(self._told_s(choice, found) * 1000) + 1,
             )
         if choice is None:
             return None
@@ -161,6 +163,12 @@ class ObjectivePlacer(Placer):
         row = to_try(pool, question, objectives.planned_ttft_s, self._tried)
         worker = pool.candidates.workers[row] if row >= 0 else None
         return next((each for each in found if each.worker == worker), choice)
+
+    def _told_s(self, refusal: Refusal, found: Sequence[Choice]) -> float:
+        """When to come back: other routers send theirs back meanwhile, to the same workers."""
+        workers = len({each.row for each in found})
+        takes_s = refusal.best.prefill_s / workers * (1 + len(self._membership.others))
+        return self._returns.told(refusal.retry_after_s, takes_s, self._now_s())
 
     def _bound(self, job: Job, view: BothView) -> Placement | None:
         source = job.prefilled_by

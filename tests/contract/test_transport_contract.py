@@ -197,13 +197,14 @@ async def test_a_write_after_the_end_of_the_call_is_an_invalid_state(service: Se
 
 
 async def test_a_server_that_writes_to_nobody_hears_an_internal_error_or_is_cancelled(service: Service) -> None:
-    failed = asyncio.Event()
+    writing, failed = asyncio.Event(), asyncio.Event()
 
     async def persist(context: Any) -> None:
         await next_message(context)
         try:
             while True:
                 await context.write(wire.PrefillSessionResponse())
+                writing.set()
                 await asyncio.sleep(0.005)
         except (grpc.aio.InternalError, asyncio.CancelledError):
             failed.set()
@@ -212,7 +213,7 @@ async def test_a_server_that_writes_to_nobody_hears_an_internal_error_or_is_canc
     service.servicer.on_session = persist
     call = service.stub.PrefillSession()
     await call.write(wire.PrefillSessionRequest())
-    await happens(service.servicer.begun)
+    await happens(writing)
     call.cancel()
 
     await happens(failed)
@@ -233,12 +234,12 @@ async def test_who_is_not_read_has_to_wait(service: Service) -> None:
     service.servicer.on_session = pour
     call = service.stub.PrefillSession()
     await call.write(wire.PrefillSessionRequest())
-    await happens(service.servicer.begun)
-    await asyncio.sleep(0.3)
-    before = written
-    await asyncio.sleep(0.1)
+    before = -1
+    async with asyncio.timeout(WAIT_S):
+        while not written or written != before:
+            before = written
+            await asyncio.sleep(0.1)
 
-    assert written == before
     # More than any window holds.
     for _ in range(2 * before):
         await call.read()

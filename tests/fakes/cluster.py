@@ -263,14 +263,21 @@ class Cluster:
 
     def idle(self) -> bool:
         """No request anywhere: neither counted by the router, nor in an engine that lives, nor as a lease there."""
+        return not self.left()
+
+    def left(self) -> dict[str, int]:
+        """What is not idle, by its name."""
         members = self.router.membership.members()
         living = [worker.engine.status().load for worker in self.workers if not worker.engine.is_dead]
-        return (
-            all(member.in_flight_requests == member.in_flight_tokens == 0 for member in members)
-            and all(load.running_requests == load.leased_handoffs == 0 for load in living)
-            and all(load.free_blocks == load.total_blocks for load in living)
-            and sum(self.outcomes.values()) == self.calls
-        )
+        counts = {
+            "requests in flight": sum(member.in_flight_requests for member in members),
+            "tokens in flight": sum(member.in_flight_tokens for member in members),
+            "running requests": sum(load.running_requests for load in living),
+            "leased hand-offs": sum(load.leased_handoffs for load in living),
+            "blocks taken": sum(load.total_blocks - load.free_blocks for load in living),
+            "calls without an outcome": self.calls - sum(self.outcomes.values()),
+        }
+        return {name: count for name, count in counts.items() if count}
 
     async def close(self) -> None:
         await self._channel.close(None)
@@ -328,7 +335,10 @@ async def running_cluster(
     cluster = Cluster(router, registry, secret)
     try:
         yield cluster
-        await until(cluster.idle)
+        try:
+            await until(cluster.idle)
+        except TimeoutError:
+            raise AssertionError(f"not idle: {cluster.left()}") from None
         router.membership.check_invariants()
     finally:
         await cluster.close()

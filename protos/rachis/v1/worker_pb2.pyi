@@ -2123,7 +2123,7 @@ Global___WorkerShare: _TypeAlias = WorkerShare  # noqa: Y015
 @_typing.final
 class DecodeShare(_message.Message):
     """What one router has of decodes on one worker: requests and the tokens that a step of them attends to in the mean, of
-    those that decode and of those that will once they are prefilled there; and the tokens of the former's whole answers.
+    those that decode and of those that will once they are prefilled there; and the tokens of the whole answers of both.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

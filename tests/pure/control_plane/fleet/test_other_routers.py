@@ -195,7 +195,7 @@ def test_what_decodes_elsewhere_is_told_with_its_answers_and_an_older_router_s_c
     tells(one, other, 1.0)
     seen = other.candidates(PREFILL, 1.0)
     found = [seen.decoding, seen.decoding_tokens, seen.answer_tokens, seen.coming, seen.coming_tokens]
-    assert [each.tolist() for each in found] == [[1, 0], [130, 0], [60, 0], [1, 0], [130, 0]]
+    assert [each.tolist() for each in found] == [[1, 0], [130, 0], [120, 0], [1, 0], [130, 0]]
 
     alone = members()
     alone.others.heard("older", told(1), 0.0)

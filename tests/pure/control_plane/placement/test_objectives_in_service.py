@@ -1,6 +1,7 @@
 """Placement by the objectives where workers come and go, clients leave, sessions are open and answers go elsewhere."""
 
 from collections import Counter
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -14,7 +15,7 @@ from control_plane.placement.explanation import explained
 from control_plane.placement.flight import Flight
 from control_plane.placement.objective_placer import ObjectivePlacer
 from tests.pure.control_plane.placement.router_world import CHUNK, DECODE, PREFILL, RouterWorld, prompt
-from tests.pure.control_plane.placement.test_objective_placer import load, placed_by
+from tests.pure.control_plane.placement.test_objective_placer import busy, load, placed_by
 
 BOTH = frozenset({("d0", 1), ("d1", 1)})
 
@@ -95,6 +96,80 @@ def test_behind_a_long_prompt_that_is_given_up_nothing_is_done_yet() -> None:
     assert queue_s() == pytest.approx(2 * 4.96 - 4.0)
     world.now_s += 16.0
     assert queue_s() == pytest.approx(20.0 - 2 * 4.96), "none of those that are left takes longer than they all"
+
+
+def refused(world: RouterWorld, placer: ObjectivePlacer, number: int) -> int:
+    """When it is to come back, in ms."""
+    with pytest.raises(OverloadedError) as error:
+        placer.route(world.job(prompt(number)), is_whole=True)
+    assert error.value.retry_after_ms is not None
+    return error.value.retry_after_ms
+
+
+@pytest.mark.parametrize("routers", [1, 3])
+def test_those_refused_at_one_moment_are_sent_away_until_each_has_a_worker(routers: int) -> None:
+    """160 ms each, of two workers; other routers send theirs to the same ones."""
+    world, placer = placed_by(Objectives(0.3, 0.1))
+    busy(world, placer)
+    for number in range(1, routers):
+        world.membership.others.heard(f"router-{number}", wire.RouterLoads(number=1), world.now_s)
+    told = [refused(world, placer, number) for number in range(5)]
+    assert [later - sooner for sooner, later in pairwise(told)] == pytest.approx([80 * routers] * 4, abs=1)
+
+
+def come_back(*, at_once: bool) -> list[int]:
+    """Four that are refused at one moment, by two workers that have two prompts of 160 ms each before them; those that
+    are refused again. at_once: all when the first one is to come."""
+    # So much time for a step that answers leave all of it for prompts.
+    world, placer = placed_by(Objectives(0.3, 10.0))
+    computed = dict.fromkeys(("d0", "d1"), world.now_s)
+    prefills: list[tuple[float, Flight]] = []
+
+    def takes(number: int) -> None:
+        placement = placer.place(world.job(prompt(number)), DECODE, prefills=True)
+        assert placement is not None
+        name = placement.worker.worker_id
+        computed[name] = max(computed[name], world.now_s) + 0.16
+        prefills.append((computed[name], placer.begin(placement)))
+
+    for number in range(100, 104):
+        takes(number)
+    told_s = [world.now_s + refused(world, placer, number) / 1000 for number in range(4)]
+    again = []
+    for number, back_s in enumerate(told_s):
+        now_s = told_s[0] if at_once else back_s
+        for over in sorted((each for each in prefills if each[0] <= now_s), key=lambda each: each[0]):
+            world.now_s = over[0]
+            over[1].prefilled()
+            prefills.remove(over)
+        world.now_s = now_s
+        try:
+            placer.route(world.job(prompt(number)), is_whole=True)
+        except OverloadedError:
+            again.append(number)
+        else:
+            takes(number)
+    return again
+
+
+def test_who_comes_back_when_told_is_taken() -> None:
+    assert come_back(at_once=False) == []
+    assert come_back(at_once=True) == [2, 3]
+
+
+def test_a_burst_waits_for_the_places_that_it_has_taken_itself() -> None:
+    """Two workers with four places each, all taken at one moment: none decodes yet, and whole answers are to come."""
+    world, placer = placed_by(Objectives(5.0, 0.1))
+    for record in (records := [member.registration for member in world.membership.members()]):
+        record.max_running_requests = 4
+    world.membership.replace(records)
+    busy(world, placer, prompts=7)
+    assert placer.weighed(world.job(prompt(1)))[0].ttft_s == pytest.approx(4 * 0.16)
+    busy(world, placer, prompts=1)
+    # Four prefills, eight steps of four requests, and its own prefill; as many again for those who wait already.
+    assert placer.weighed(world.job(prompt(1)))[0].ttft_s == pytest.approx(4 * 0.16 + 8 * 0.014 + 0.16)
+    busy(world, placer, prompts=8)
+    assert placer.weighed(world.job(prompt(1)))[0].ttft_s == pytest.approx(8 * 0.16 + 16 * 0.014 + 0.16)
 
 
 def test_answers_are_planned_for_as_long_as_they_become() -> None:
