@@ -48,6 +48,8 @@ async def test_a_pull_is_in_time_by_redis_clock_whatever_the_clocks_of_the_hosts
 
     async def pulled() -> bool:
         tokens = _prompt(7)
+        # Of what it has cached no full block is pulled, and none is verified.
+        await _forget(decode)
         answer = await decode.decode(tokens, await prefill.prefill(tokens))
         return answer.started.handoff == generation.HANDOFF_OUTCOME_PULLED
 
