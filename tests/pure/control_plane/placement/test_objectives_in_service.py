@@ -274,7 +274,9 @@ def test_what_is_late_anyway_goes_where_it_is_in_time_for_such_a_prompt() -> Non
         assert placement is not None
         taken = next(each for each in found if each.worker == placement.worker)
         assert taken.ttft_s <= taken.due_s
-    assert seen
+        if seen == 5:
+            return
+    raise AssertionError(f"seen {seen} times only")
 
 
 def test_an_answer_that_goes_on_is_computed_with_what_was_said() -> None:
