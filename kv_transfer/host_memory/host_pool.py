@@ -51,6 +51,11 @@ class HostPool:
         """Host slots to device blocks."""
         self._copy_all(descriptors(self._host_rows, slots, self._device_rows, blocks))
 
+    def wait(self) -> None:
+        """Until what is enqueued on the stream that computes is done; a CPU does everything at once."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def carry_out(self, copies: SwapCopies) -> None:
         if copies.out:
             blocks, slots = zip(*copies.out, strict=True)

@@ -3,7 +3,9 @@
 Scheduler side: `HostSwapping` answers for what is swapped out as a connector answers for remote KV: when the request is
 admitted again, its tokens are an external match that is loaded before the step computes. Worker side: the copies of a
 step run before its forward pass, all copies out before all copies back (`kv_transfer.host_memory.swap_ledger`), on the
-stream that computes, so that steps in flight are ordered as well.
+stream that computes, so that steps in flight are ordered as well. What comes from another engine is on no stream: it is
+written into its blocks from the moment that it is asked for. So where an engine pulls, copies out are waited for: the
+blocks of a victim may be those of a pull in the same step.
 
 `kv_transfer.tiers.host_tiering` mixes it in.
 """
@@ -17,7 +19,7 @@ from cluster_core.errors import StartError
 from kv_transfer import vllm_private
 from kv_transfer.host_memory.block_references import BlockReferences
 from kv_transfer.host_memory.host_pool import HostPool
-from kv_transfer.host_memory.swap_ledger import SwapLedger
+from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
 from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
 
@@ -44,6 +46,9 @@ class HostSwapping(_Connector):
         self._swap_config = kv_cache_config
         self._host_slots = slots_of(vllm_config, kv_cache_config)
         self._host_pool: HostPool | None = None
+        transfer = vllm_config.kv_transfer_config
+        assert transfer is not None
+        self._pulls = transfer.is_kv_consumer
         block_size = vllm_config.cache_config.block_size
         slots = BlockReferences(self._host_slots)
         self.swaps = SwapLedger(slots, block_size) if role is KVConnectorRole.SCHEDULER else None
@@ -101,7 +106,10 @@ class HostSwapping(_Connector):
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         super().handle_preemptions(kv_connector_metadata)
         if self._host_pool is not None:
-            self._host_pool.carry_out(getattr(kv_connector_metadata, COPIES))
+            copies: SwapCopies = getattr(kv_connector_metadata, COPIES)
+            self._host_pool.carry_out(copies)
+            if copies.out and self._pulls:
+                self._host_pool.wait()
 
 
 def slots_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:

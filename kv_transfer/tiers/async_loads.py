@@ -14,23 +14,25 @@ class AsyncLoads:
     def __init__(self) -> None:
         # What the last step took that computed anything; 0 before the first.
         self.step_s = 0.0
-        # (step, when it began).
-        self._under_way: deque[tuple[object, float]] = deque()
+        # (step, when it began, whether it waits for a load).
+        self._under_way: deque[tuple[object, float, bool]] = deque()
         self._ended_s = 0.0
 
-    def began(self, step: object, now_s: float) -> None:
-        """step: what `ended` will be told of."""
-        self._under_way.append((step, now_s))
+    def began(self, step: object, now_s: float, *, waits: bool = False) -> None:
+        """step: what `ended` will be told of. waits: for a load, which says nothing of how long steps take that a load
+        might run beside."""
+        self._under_way.append((step, now_s, waits))
 
     def ended(self, step: object, now_s: float, alike: int = 1) -> None:
         """Steps that it was not told of are ignored. alike: as how many, one after the other, it has been taken."""
-        if not any(each is step for each, _ in self._under_way):
+        if not any(each is step for each, *_ in self._under_way):
             return
         while self._under_way:
-            each, began_s = self._under_way.popleft()
+            each, began_s, waits = self._under_way.popleft()
             if each is step:
-                # One that began while another one was under way has waited for it.
-                self.step_s = (now_s - max(began_s, self._ended_s)) / alike
+                if not waits:
+                    # One that began while another one was under way has waited for it.
+                    self.step_s = (now_s - max(began_s, self._ended_s)) / alike
                 self._ended_s = now_s
                 return
 

@@ -118,9 +118,8 @@ class TieredScheduling(_Scheduler):
         for name in [name for name in self._uncounted if name in self._begun]:
             self._count(name)
         output = super().schedule(throttle_prefills)
-        # What a step takes that waits for a load says nothing of those that a load might run beside.
-        if self._host_tier is not None and output.total_num_scheduled_tokens and not output.has_sync_kv_loads:
-            self._async_loads.began(output, monotonic_s())
+        if self._host_tier is not None and output.total_num_scheduled_tokens:
+            self._async_loads.began(output, monotonic_s(), waits=output.has_sync_kv_loads)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -10,8 +11,11 @@ import psutil
 import pytest
 import torch
 from vllm import _custom_ops
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from cluster_core.errors import StartError
+from kv_transfer import vllm_private
 from kv_transfer.host_memory import host_swap
 from kv_transfer.host_memory.batched_copy import Rows, descriptors, driver_copies_all
 from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport, CopyWorker
@@ -200,3 +204,39 @@ def slots_of(extra: dict[str, float]) -> int:
     # A vLLM config of one attention group takes a model to make; this test is about sizes.
     with mock.patch.object(host_swap, "layout_of", lambda *configs: layout):
         return host_swap.slots_of(SimpleNamespace(kv_transfer_config=transfer), caches)
+
+
+class _Alone:
+    """A connector that does nothing itself."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def register_kv_caches(self, kv_caches: Any) -> None: ...
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None: ...
+
+
+class _Swapping(host_swap.HostSwapping, _Alone):
+    """On the worker's side."""
+
+
+@pytest.mark.parametrize("kv_role", ["kv_both", "kv_consumer", "kv_producer"])
+@pytest.mark.parametrize("copies", [SwapCopies(out=[(0, 3)]), SwapCopies(back=[(3, 0)]), SwapCopies()])
+def test_an_engine_that_pulls_waits_for_what_is_swapped_out(kv_role: Any, copies: SwapCopies) -> None:
+    """A pull is on no stream, and may be into those blocks, in the same step."""
+    config: Any = SimpleNamespace(
+        kv_transfer_config=KVTransferConfig(kv_connector="of a test", kv_role=kv_role),
+        cache_config=SimpleNamespace(block_size=16),
+    )
+    done: list[str] = []
+    with (
+        mock.patch.object(host_swap, "slots_of", return_value=SLOTS),
+        mock.patch.object(vllm_private, "block_views", return_value=device_tensors()),
+        mock.patch.object(HostPool, "carry_out", lambda *_: done.append("enqueued")),
+        mock.patch.object(HostPool, "wait", lambda *_: done.append("waited")),
+    ):
+        connector = _Swapping(config, KVConnectorRole.WORKER, cast(Any, None))
+        connector.register_kv_caches({})
+        connector.handle_preemptions(cast(Any, SimpleNamespace(**{host_swap.COPIES: copies})))
+    is_waited_for = bool(copies.out) and kv_role != "kv_producer"
+    assert done == ["enqueued", *["waited"] * is_waited_for]

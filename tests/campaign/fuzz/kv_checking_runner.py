@@ -104,6 +104,7 @@ class KvCheckingRunner:
     def step(self, output: Any) -> ModelRunnerOutput:
         self._steps += 1
         self._copy(output)
+        self._begin_loads(output)
         sent = self._read_leases(output)
         landed = self._land(output)
         failed, invalid_blocks = self._failures(landed)
@@ -140,6 +141,12 @@ class KvCheckingRunner:
 
     def _copy(self, output: Any) -> None:
         self._carry_out(output.kv_connector_metadata.rachis_swap_copies)
+
+    def _begin_loads(self, output: Any) -> None:
+        """From now on anything may be written into their blocks, at any time."""
+        for load in getattr(output.kv_connector_metadata, "slow_loads", []):
+            for position in range(load.start, len(load.token_ids)):
+                self._write(load.blocks, position, -1)
 
     def _carry_out(self, copies: SwapCopies) -> None:
         for block, slot in copies.out:

@@ -18,6 +18,7 @@ from decode_worker.step_bound import Chunk, Limit, PromptWork, StepRoom
 from prefill_worker.policies import Contender
 from prefill_worker.prompt_turns import PromptTurns
 from shared_worker.engine_scheduler import SharedMixin
+from tests.campaign.fuzz.kv_checking_runner import KvCheckingRunner
 from tests.campaign.fuzz.planted import PLANTS, Plant
 from tests.campaign.fuzz.slow_load import SlowLoadConnector
 
@@ -103,6 +104,16 @@ def _prompts_keep_their_blocks_before_what_has_landed() -> AbstractContextManage
     return mock.patch.object(PromptTurns, "begun", prompts_first)
 
 
+@contextmanager
+def _pulls_do_not_wait_for_copies_out() -> Iterator[None]:
+    copy, begin_loads = KvCheckingRunner._copy, KvCheckingRunner._begin_loads
+    with (
+        mock.patch.object(KvCheckingRunner, "_copy", begin_loads),
+        mock.patch.object(KvCheckingRunner, "_begin_loads", copy),
+    ):
+        yield
+
+
 SHARED_PLANTS: Mapping[str, Plant] = {
     "the_bound_is_ignored": Plant("a step beside decodes computes all it can of prompts", _the_bound_is_ignored),
     "a_late_prompt_takes_what_decodes_have_not_to_spare": Plant(
@@ -134,6 +145,11 @@ SHARED_PLANTS: Mapping[str, Plant] = {
     "a_held_token_is_sampled": PLANTS["answers_before_input_is_closed"],
     "plans_do_not_heed_the_decode_batch": Plant(
         "who the decode batch holds back runs beside it, unknown to it", _plans_do_not_heed_the_decode_batch
+    ),
+    "pulls_do_not_wait_for_copies_out": Plant(
+        "a swapped session comes back with what another one has pulled into its blocks",
+        _pulls_do_not_wait_for_copies_out,
+        real=False,
     ),
     "leased_blocks_are_free_at_once": Plant(
         "another engine reads what others have written over", _leased_blocks_are_free_at_once

@@ -43,6 +43,16 @@ def test_a_step_that_began_while_another_one_was_under_way_has_waited_for_it() -
     assert loads.step_s == pytest.approx(0.008)
 
 
+def test_a_step_behind_one_that_waited_for_a_load_has_not_taken_what_the_load_took() -> None:
+    loads = AsyncLoads()
+    loads.began("waits", 0.0, waits=True)
+    loads.began("behind", 0.001)
+    loads.ended("waits", 1.210)
+    assert loads.step_s == 0, "it says nothing itself"
+    loads.ended("behind", 1.220)
+    assert loads.step_s == pytest.approx(0.010)
+
+
 def test_of_steps_alike_that_are_taken_at_once_each_counts() -> None:
     loads = AsyncLoads()
     loads.began("sixteen", 1.0)
