@@ -221,7 +221,7 @@ class _Swapping(host_swap.HostSwapping, _Alone):
 
 
 @pytest.mark.parametrize("kv_role", ["kv_both", "kv_consumer", "kv_producer"])
-@pytest.mark.parametrize("copies", [SwapCopies(out=[(0, 3)]), SwapCopies(back=[(3, 0)]), SwapCopies()])
+@pytest.mark.parametrize("copies", [SwapCopies(out=((0, 3),)), SwapCopies(back=((3, 0),)), SwapCopies()])
 def test_an_engine_that_pulls_waits_for_what_is_swapped_out(kv_role: Any, copies: SwapCopies) -> None:
     """A pull is on no stream, and may be into those blocks, in the same step."""
     config: Any = SimpleNamespace(
@@ -230,6 +230,7 @@ def test_an_engine_that_pulls_waits_for_what_is_swapped_out(kv_role: Any, copies
     )
     done: list[str] = []
     with (
+        # A connector is made by vLLM, and has no ports: what it takes of an engine is left out, and what it does noted.
         mock.patch.object(host_swap, "slots_of", return_value=SLOTS),
         mock.patch.object(vllm_private, "block_views", return_value=device_tensors()),
         mock.patch.object(HostPool, "carry_out", lambda *_: done.append("enqueued")),
