@@ -18,6 +18,7 @@ from rachis.errors import (
     UnavailableError,
     WithdrawnError,
 )
+from rachis.loop_thread import ClosedError
 from rachis.lost_routers import Received
 from rachis.prompts import Prompt, chat_prompt, text_prompt, token_prompt
 from rachis.session import AsyncSession, RefusedError, stream_documents
@@ -33,6 +34,7 @@ __all__ = [
     "AsyncClient",
     "AsyncSession",
     "Client",
+    "ClosedError",
     "CompletionDelta",
     "DeadlineError",
     "Document",

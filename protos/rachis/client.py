@@ -23,6 +23,7 @@ from rachis.lost_routers import LostRouters, Received
 from rachis.metadata_channel import Metadata, MetadataChannel, key_metadata
 from rachis.outbox import KeptBytes
 from rachis.prompts import Prompt, prompt_of
+from rachis.requests import answers_of, filled, sampling_of, seconds_of
 from rachis.retries import RetryBudget
 from rachis.session import AsyncSession
 from rachis.v1 import admin_pb2 as admin
@@ -31,6 +32,8 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 DEFAULT_TIMEOUT_S = 600.0
+# Of what is asked of administration.
+_ADMIN_S = 10.0
 # Of the environment: the caller's key, where none is given.
 KEY_VARIABLE = "RACHIS_API_KEY"
 Piece = generation.CompletionDelta | generation.Completion
@@ -160,16 +163,9 @@ class AsyncClient:
         same one share KV. priority: lower goes first. sampling: the fields of `SamplingParams`. Raises RachisError,
         InvalidInputError.
         """
-        request = api.GenerateRequest(
-            model=model,
-            prompt=prompt_of(prompt),
-            sampling=sampling_of(sampling),
-            request_id=request_id,
-            cache_salt=cache_salt,
-            priority=priority,
-            n=n,
-        )
-        deadline_s, lost = monotonic() + timeout_s, LostRouters()
+        request = api.GenerateRequest(prompt=prompt_of(prompt), sampling=sampling_of(sampling), n=answers_of(n))
+        filled(request, {"model": model, "request_id": request_id, "cache_salt": cache_salt, "priority": priority})
+        deadline_s, lost = monotonic() + seconds_of(timeout_s), LostRouters()
         received, completed = [Received() for _ in range(n)], set[int]()
         retries_left = self._budget.of_request(self._max_retries)
         while True:
@@ -264,26 +260,22 @@ class AsyncClient:
         last one stays open, and the context goes into it. received: of an earlier session of the same input, whose
         answer this one goes on with; what is taken of it is added.
         """
-        opening = api.SessionOpen(
-            model=model,
-            mode=_MODES[mode],
-            prefix=prompt_of(prefix),
-            sampling=sampling_of(sampling),
-            request_id=request_id,
-            cache_salt=cache_salt,
-            priority=priority,
-        )
+        opening = api.SessionOpen(mode=_MODES[mode], prefix=prompt_of(prefix, "prefix"), sampling=sampling_of(sampling))
+        filled(opening, {"model": model, "request_id": request_id, "cache_salt": cache_salt, "priority": priority})
         received = Received() if received is None else received
-        return AsyncSession(self._router.StreamGenerate, opening, timeout_s, self._kept, self._goes_on, received)
+        most_s = seconds_of(timeout_s)
+        return AsyncSession(self._router.StreamGenerate, opening, most_s, self._kept, self._goes_on, received)
 
     async def workers(self, *, hottest_prefixes: int = 0, batch_entries: int = 0) -> Sequence[admin.WorkerView]:
-        request = admin.ListWorkersRequest(hottest_prefixes=hottest_prefixes, batch_entries=batch_entries)
-        response: admin.ListWorkersResponse = await self.admin.ListWorkers(request, timeout=10)
+        """Raises RachisError."""
+        wanted = {"hottest_prefixes": hottest_prefixes, "batch_entries": batch_entries}
+        request = filled(admin.ListWorkersRequest(), wanted)
+        response: admin.ListWorkersResponse = await _answered(self.admin.ListWorkers(request, timeout=_ADMIN_S))
         return response.workers
 
     async def identity(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> api.GetIdentityResponse:
         """Who this client is to the service; another router says it where one is gone. Raises RachisError."""
-        deadline_s, lost = monotonic() + timeout_s, LostRouters()
+        deadline_s, lost = monotonic() + seconds_of(timeout_s), LostRouters()
         while True:
             try:
                 left_s = max(0.0, deadline_s - monotonic())
@@ -295,36 +287,28 @@ class AsyncClient:
 
     async def models(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> api.ListModelsResponse:
         """What the service serves: its model, and adapters beside it. Raises RachisError."""
-        try:
-            told: api.ListModelsResponse = await self._router.ListModels(api.ListModelsRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise typed(error) from None
+        asked = self._router.ListModels(api.ListModelsRequest(), timeout=seconds_of(timeout_s))
+        told: api.ListModelsResponse = await _answered(asked)
         return told
 
     async def is_serving(self, timeout_s: float) -> bool:
         """Whether a router takes requests: what its health service says, and False where it does not answer in time."""
         try:
-            answer = await self._health(b"", timeout=timeout_s)
+            answer = await self._health(b"", timeout=seconds_of(timeout_s))
         except grpc.aio.AioRpcError:
             return False
         return bool(answer == _SERVING)
 
     async def router_status(self) -> admin.GetRouterStatusResponse:
-        response: admin.GetRouterStatusResponse = await self.admin.GetRouterStatus(
-            admin.GetRouterStatusRequest(), timeout=10
-        )
+        """Raises RachisError."""
+        asked = self.admin.GetRouterStatus(admin.GetRouterStatusRequest(), timeout=_ADMIN_S)
+        response: admin.GetRouterStatusResponse = await _answered(asked)
         return response
 
 
-def sampling_of(given: dict[str, Any]) -> generation.SamplingParams:
-    """Raises InvalidInputError, naming the field."""
-    unknown = given.keys() - generation.SamplingParams.DESCRIPTOR.fields_by_name.keys()
-    if unknown:
-        raise InvalidInputError.local("is no sampling parameter", field=f"sampling.{min(unknown)}")
-    sampling = generation.SamplingParams()
-    for name, value in given.items():
-        try:
-            sampling.MergeFrom(generation.SamplingParams(**{name: value}))
-        except (TypeError, ValueError) as error:
-            raise InvalidInputError.local(f"cannot be {value!r}: {error}", field=f"sampling.{name}") from None
-    return sampling
+async def _answered(call: Any) -> Any:
+    """Raises RachisError."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise typed(error) from None

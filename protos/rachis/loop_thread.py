@@ -1,30 +1,43 @@
 """An event loop in a thread of its own, for callers that wait."""
 
 import asyncio
+import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Coroutine, Generator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 _END = object()
 
 
-class LoopThread:
-    """An event loop in a thread of its own, to the end of the process or until it is closed."""
+class ClosedError(RuntimeError):
+    """The client is closed, or was while its answer was waited for."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rachis-client", daemon=True)
-        self._thread.start()
+        super().__init__("the client is closed")
+
+
+class LoopThread:
+    """An event loop in a thread of its own, until it is closed, nobody has it any more, or the process ends."""
+
+    def __init__(self) -> None:
+        self._running = _Running()
+        # A process that ends waits for nobody in there, and what is collected ends what it has begun.
+        weakref.finalize(self, self._running.end)
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises. Interrupted, for example by Ctrl-C, it cancels the coroutine."""
-        if self.closed:
-            coroutine.close()
-            raise RuntimeError("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """What it returns or raises; ClosedError where the loop ends meanwhile, or has. Interrupted, for example by
+        Ctrl-C, it cancels the coroutine."""
+        future = self._running.give(coroutine)
         try:
             return future.result()
+        except CancelledError:
+            if self.closed:
+                raise ClosedError from None
+            raise
         except BaseException:
             future.cancel()
             raise
@@ -36,19 +49,84 @@ class LoopThread:
             while (item := self.wait(_next_of(items, turn))) is not _END:
                 yield cast("T", item)
         finally:
-            if not self.closed:
-                self.wait(_close(items, turn))
+            with suppress(ClosedError):
+                if self._running.is_here:
+                    # The collector has come to it in that thread, which cannot wait for itself.
+                    self._running.keep(_close(items, turn))
+                else:
+                    self.wait(_close(items, turn))
 
     @property
     def closed(self) -> bool:
-        return self._loop.is_closed()
+        return self._running.is_ended
 
-    def close(self) -> None:
-        """Once nothing runs there that anybody waits for."""
-        self.wait(_cancel_others())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def close(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
+        """Once nothing runs there that anybody waits for; a second time it does nothing. last: to be run before that,
+        when nothing new is taken."""
+        self._running.end(last)
+        self._running.join()
+
+
+class _Running:
+    """The loop and its thread, which know nothing of who has them."""
+
+    def __init__(self) -> None:
+        self.is_ended = False
+        self._loop = asyncio.new_event_loop()
+        # The collector may run in whoever holds it, and come to an iterator that takes it again.
+        self._lock = threading.RLock()
+        self._kept: set[asyncio.Task[Any]] = set()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="rachis-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is its thread."""
+        return threading.get_ident() == self._thread.ident
+
+    def give(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Raises ClosedError."""
+        with self._lock:
+            if self.is_ended:
+                coroutine.close()
+                raise ClosedError
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def keep(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Of its own thread: nobody waits for it."""
+        task = self._loop.create_task(coroutine)
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+
+    def end(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
+        """See `LoopThread.close`; it does not wait for the thread. One that was forked has no thread to end."""
+        with self._lock:
+            if self.is_ended or os.getpid() != self._process:
+                if last is not None:
+                    last.close()
+                return
+            self.is_ended = True
+            future = asyncio.run_coroutine_threadsafe(last, self._loop) if last is not None else None
+        try:
+            if future is not None:
+                future.result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def join(self) -> None:
+        if not self.is_here and os.getpid() == self._process:
+            self._thread.join()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        # What it was given until then is cancelled, so that nobody waits for it.
+        loop.run_until_complete(_cancel_others())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
 
 class _Turn:

@@ -6,9 +6,11 @@ metadata.
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from rachis.errors import InvalidInputError
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
@@ -32,26 +34,44 @@ def chat_prompt(messages: Sequence[Mapping[str, str]]) -> generation.PromptInput
     return generation.PromptInput(chat=generation.ChatMessages(messages=turns))
 
 
-def prompt_of(given: Any) -> generation.PromptInput | None:
+def prompt_of(given: Any, field: str = "prompt") -> generation.PromptInput | None:
     """A prompt from a str, token ids, chat messages as dicts, or a `PromptInput`; None stays None.
 
-    Raises TypeError for anything else.
+    field: that it is given for. Raises InvalidInputError for anything else.
     """
     if given is None or isinstance(given, generation.PromptInput):
         return given
-    if isinstance(given, str):
-        return text_prompt(given)
-    if is_token_ids(given):
-        return token_prompt(given)
-    if isinstance(given, Sequence) and all(isinstance(turn, Mapping) for turn in given):
-        return chat_prompt(given)
-    raise TypeError(f"a prompt is text, token ids or chat messages, not {type(given).__name__}")
+    with _naming(field):
+        if isinstance(given, str):
+            return text_prompt(given)
+        if is_token_ids(given):
+            return token_prompt(given)
+        if isinstance(given, Sequence) and all(isinstance(turn, Mapping) for turn in given):
+            return chat_prompt(given)
+        raise TypeError(f"a prompt is text, token ids or chat messages, not {type(given).__name__}")
 
 
 def piece_of(given: Any) -> api.SessionPiece:
-    """A piece from a str, token ids, a `Document`, or a retriever's document. Raises TypeError for anything else."""
+    """A piece from a str, token ids, a `Document`, or a retriever's document. Raises InvalidInputError for anything
+    else."""
     if isinstance(given, api.SessionPiece):
         return given
+    with _naming("piece"):
+        return _piece_of(given)
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """What messages of the API do not take is a mistake in this field."""
+    try:
+        yield
+    except KeyError as missing:
+        raise InvalidInputError.local(f"each chat message has a {missing.args[0]}", field=field) from None
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError.local(str(error), field=field) from None
+
+
+def _piece_of(given: Any) -> api.SessionPiece:
     if isinstance(given, str):
         return api.SessionPiece(text=given)
     if isinstance(given, api.Document):

@@ -157,7 +157,7 @@ class AsyncSession:
         Raises RefusedError: for this message, and the session can be finished again; for one before it that was on its
         way, and the answer goes on without it, in `deltas`.
         """
-        finish = api.SessionFinish(closing=prompt_of(closing))
+        finish = api.SessionFinish(closing=prompt_of(closing, "closing"))
         await self._send(api.StreamGenerateRequest(finish=finish))
         async with aclosing(self.deltas()) as deltas:
             delta: generation.CompletionDelta

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from rachis.client import AsyncClient
 from rachis.loop_thread import LoopThread
@@ -17,12 +16,15 @@ class SharedClient:
     def __init__(self, address: str, **options: Any) -> None:
         self._address = address
         self._options = options
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = WeakKeyDictionary()
+        self._clients: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
         self._thread: LoopThread | None = None
 
     def here(self) -> AsyncClient:
         """Raises InvalidInputError, naming `address`."""
         loop = asyncio.get_running_loop()
+        # A client holds its loop, so that nothing else would let go of those that have ended.
+        for ended in [each for each in self._clients if each.is_closed()]:
+            del self._clients[ended]
         if loop not in self._clients:
             self._clients[loop] = AsyncClient(self._address, **self._options)
         return self._clients[loop]

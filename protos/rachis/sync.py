@@ -1,7 +1,8 @@
 """The client for who has no event loop: the same calls, which wait.
 
 A thread runs the loop of an `AsyncClient`. A client may be used by several threads, a session by one at a time; neither
-outlives a fork. What is raised is the same (`rachis.errors`).
+outlives a fork. What is raised is the same (`rachis.errors`), and ClosedError by whatever a closed client is asked for,
+or waited for when another thread closed it.
 """
 
 from collections.abc import Generator, Iterable
@@ -116,9 +117,7 @@ class Client:
 
     def close(self) -> None:
         """Ends every call of this client; a second time it does nothing."""
-        if not self._loop.closed:
-            self._loop.wait(self._client.close())
-            self._loop.close()
+        self._loop.close(self._client.close())
 
     @property
     def resumes(self) -> int:

@@ -8,9 +8,17 @@ from typing import Any
 
 import grpc
 import pytest
-from rachis import AsyncClient, AsyncSession, RefusedError, chat_prompt, stream_documents, text_prompt
+from rachis import (
+    AsyncClient,
+    AsyncSession,
+    InvalidInputError,
+    RefusedError,
+    chat_prompt,
+    stream_documents,
+    text_prompt,
+)
 from rachis.outbox import Sent
-from rachis.prompts import each_of, piece_of, prompt_of
+from rachis.prompts import each_of, piece_of
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
@@ -232,14 +240,8 @@ def test_a_piece_is_taken_by_its_shape(given: Any, piece: api.SessionPiece) -> N
 
 @pytest.mark.parametrize("given", [None, 7, {}, [], ["text"], TextNode(7)])  # type: ignore[arg-type]
 def test_what_has_no_text_is_no_piece(given: Any) -> None:
-    with pytest.raises(TypeError, match="a piece is text, token ids or a document"):
+    with pytest.raises(InvalidInputError, match="a piece is text, token ids or a document"):
         piece_of(given)
-
-
-@pytest.mark.parametrize("given", [7, {}, ["text"]])
-def test_what_is_neither_text_nor_tokens_nor_messages_is_no_prompt(given: Any) -> None:
-    with pytest.raises(TypeError, match="a prompt is text, token ids or chat messages"):
-        prompt_of(given)
 
 
 async def found() -> AsyncIterator[Any]:

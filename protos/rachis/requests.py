@@ -1,0 +1,67 @@
+"""What a caller asks for, as messages of the API. A mistake in it is an InvalidInputError, which names the field."""
+
+import math
+from collections.abc import Mapping, MutableSequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from rachis.errors import InvalidInputError
+from rachis.v1 import generation_pb2 as generation
+
+M = TypeVar("M", bound=Message)
+
+# Longer than any service runs, and short enough for gRPC.
+_FOREVER_S = 1e9
+
+
+def filled(message: M, given: Mapping[str, Any], within: str = "") -> M:
+    """The message with these fields. A text where texts are wanted is one of them, as OpenAI's `stop` may be: a text is
+    a sequence of texts, too. within: what its fields are part of. Raises InvalidInputError."""
+    for name, value in given.items():
+        field = message.DESCRIPTOR.fields_by_name[name]
+        if isinstance(value, str) and isinstance(getattr(message, name), MutableSequence):
+            value = [value]
+        try:
+            message.MergeFrom(type(message)(**{name: _of_field(field, value, f"{within}{name}.")}))
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError.local(f"cannot be {_shown(value)}: {error}", field=within + name) from None
+    return message
+
+
+def sampling_of(given: Mapping[str, Any]) -> generation.SamplingParams:
+    """Raises InvalidInputError."""
+    unknown = given.keys() - generation.SamplingParams.DESCRIPTOR.fields_by_name.keys()
+    if unknown:
+        raise InvalidInputError.local("is no sampling parameter", field=f"sampling.{min(unknown)}")
+    return filled(generation.SamplingParams(), given, "sampling.")
+
+
+def answers_of(n: int) -> int:
+    """How many are asked for. Raises InvalidInputError."""
+    if n < 1:
+        raise InvalidInputError.local(f"is {n}, and at least 1", field="n")
+    return n
+
+
+def seconds_of(timeout_s: float) -> float:
+    """Of a call. Raises InvalidInputError."""
+    if math.isnan(timeout_s):
+        raise InvalidInputError.local("is no number", field="timeout_s")
+    return min(timeout_s, _FOREVER_S)
+
+
+def _of_field(field: Any, value: Any, within: str) -> Any:
+    """Of a part that is given as a dict, the message. field: its descriptor."""
+    if field.message_type is None or field.message_type.GetOptions().map_entry or not isinstance(value, Mapping):
+        return value
+    unknown = value.keys() - field.message_type.fields_by_name.keys()
+    if unknown:
+        raise InvalidInputError.local("is no such field", field=f"{within}{min(unknown)}")
+    return filled(GetMessageClass(field.message_type)(), value, within)
+
+
+def _shown(value: Any) -> str:
+    """Not all of a text that may be a book, and nothing that cannot be written."""
+    return repr(value)[:60]
