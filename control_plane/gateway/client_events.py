@@ -49,12 +49,16 @@ class SocketError(Exception):
         self.status = status
         self.headers = headers or {}
 
-    def frame(self) -> str:
+    def told(self) -> dict[str, Any]:
+        """The object of a frame."""
         error: dict[str, Any] = {"type": _kind(self.status), "code": self.code}
         error |= {"message": str(self), "param": self.param}
         if self.headers:
             error["headers"] = self.headers
-        return json.dumps({"type": "error", "status": self.status, "error": error})
+        return {"type": "error", "status": self.status, "error": error}
+
+    def frame(self) -> str:
+        return json.dumps(self.told())
 
 
 def _kind(status: int) -> str:

@@ -30,6 +30,7 @@ from vllm.entrypoints.serve.middleware.register import init_entrypoints_middlewa
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from control_plane.gateway.failed_streams import EndedMessages, EndedResponses
 from control_plane.gateway.late_status import LateStatus
 from control_plane.gateway.refusals import AccessRefused, RouterRefused, as_vllm_error, headers_of
 from control_plane.gateway.router_core import TASKS, RouterCore, RouterEngine
@@ -86,6 +87,8 @@ async def make_app(args: argparse.Namespace, engine: RouterEngine, callers: Call
     if callers is not None:
         app.add_middleware(callers)
     await init_app_state(engine, app.state, args, TASKS)
+    app.state.openai_serving_responses = EndedResponses(app.state.openai_serving_responses)
+    app.state.anthropic_serving_messages = EndedMessages(app.state.anthropic_serving_messages, answer=refusal)
     return app
 
 

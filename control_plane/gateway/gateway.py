@@ -125,7 +125,8 @@ async def run(
             await adapters.look(client, on_adapters)
             following = asyncio.create_task(adapters.follow(client, on_adapters))
             stack.callback(following.cancel)
-            responses = VllmResponses(app.state.openai_serving_responses)
+            # A WebSocket makes frames of what is raised.
+            responses = VllmResponses(app.state.openai_serving_responses.serving)
             if store is not None:
                 app.state.openai_serving_responses = StoringResponses(app.state.openai_serving_responses, store)
                 StoredRoutes(store).attach(app)

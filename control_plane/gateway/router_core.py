@@ -19,7 +19,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from cluster_core.clock import monotonic_s
 from control_plane.gateway.answer import Answer
@@ -145,11 +145,23 @@ class RouterEngine(AsyncLLM):
             async with aclosing(outputs) as stream:
                 async for output in stream:
                     yield output
-        except Exception as error:
-            failures = FAILURES.get()
-            if failures is not None:
-                failures.append(error)
-            raise
+        except Exception as error:  # noqa: BLE001 - it goes on, whatever it is
+            failure = _own(error)
+            note_failure(failure)
+            raise failure from failure.__cause__
+
+
+def note_failure(failure: Exception) -> None:
+    """Once, whoever notes it."""
+    failures = FAILURES.get()
+    if failures is not None and failure not in failures:
+        failures.append(failure)
+
+
+def _own(error: Exception) -> Exception:
+    """The failure of an `Answer`: vLLM raises one without a sentence for it, and keeps it as the cause."""
+    cause = error.__cause__
+    return cause if isinstance(cause, EngineGenerateError) else error
 
 
 def _traced(client: AsyncClient) -> AsyncClient:

@@ -1,7 +1,8 @@
 """Stored responses over HTTP: `store`, `previous_response_id`, and GET and DELETE of `/v1/responses/{id}`.
 
 `StoringResponses` stands before vLLM's own class for the Responses API: it puts what comes before a response into its
-input, and stores what was answered before the end of the answer is sent, so that whoever has it may go on from it.
+input, and stores what was answered before the end of the answer is sent, so that whoever has it may go on from it. A
+response that fails in its stream is stored without output, as failed.
 """
 
 import json
@@ -19,14 +20,14 @@ from control_plane.gateway.kept_responses import Item, kept
 from control_plane.gateway.refusals import RouterRefused
 from control_plane.gateway.stored_record import Record, is_wanted
 from control_plane.gateway.stored_responses import StoreAwayError, StoredResponses
-from control_plane.gateway.vllm_responses import completed, is_refusal, missing, request_of
+from control_plane.gateway.vllm_responses import ends, is_refusal, missing, request_of
 
 _PATH = "/v1/responses/{response_id}"
 _RETRY_AFTER_MS = 1000
 
 
 class StoringResponses:
-    """By the names that vLLM's routes call. serving: vLLM's own."""
+    """By the names that vLLM's routes call. serving: vLLM's own, whose streams end (`failed_streams`)."""
 
     def __init__(self, serving: Any, store: StoredResponses) -> None:
         self._serving = serving
@@ -68,7 +69,7 @@ class StoringResponses:
             async for event in stream:
                 if (response := getattr(event, "response", None)) is not None:
                     response.previous_response_id = previous
-                    if is_stored and completed(event):
+                    if is_stored and ends(event):
                         await self._keep(items, response)
                 yield event
 

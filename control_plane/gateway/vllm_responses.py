@@ -9,6 +9,8 @@ from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, cast
 
+from openai.types.responses import ResponseErrorEvent as OpenAIResponseErrorEvent
+from openai.types.responses import ResponseFailedEvent as OpenAIResponseFailedEvent
 from pydantic import ValidationError
 from vllm.entrypoints.openai.responses.protocol import (
     ResponseCompletedEvent,
@@ -28,6 +30,19 @@ from control_plane.gateway.refusals import headers_of
 
 _OF_A_RESPONSE = (ResponseCreatedEvent, ResponseInProgressEvent, ResponseCompletedEvent)
 _CODES = {404: "not_found", 429: "rate_limit_exceeded", 500: "server_error", 503: "server_overloaded", 504: "timeout"}
+
+
+class ResponseErrorEvent(OpenAIResponseErrorEvent):
+    """As OpenAI documents it; and `error`, by which OpenAI's client raises, and `status`, as in a WebSocket's frame."""
+
+    status: int
+    error: dict[str, Any]
+
+
+class ResponseFailedEvent(OpenAIResponseFailedEvent):
+    """With vLLM's class of responses, as vLLM's own events."""
+
+    response: ResponsesResponse
 
 
 class VllmResponses:
@@ -85,8 +100,24 @@ def is_refusal(made: Any) -> bool:
     return isinstance(made, ErrorResponse)
 
 
-def completed(event: Any) -> bool:
-    return isinstance(event, ResponseCompletedEvent)
+def ends(event: Any) -> bool:
+    return isinstance(event, ResponseCompletedEvent | ResponseFailedEvent)
+
+
+def error_event(failure: Exception, sequence_number: int) -> ResponseErrorEvent:
+    """The same code and sentence as over a WebSocket."""
+    told = _as_socket_error(create_error_response(failure), headers_of(failure))
+    return ResponseErrorEvent(
+        **told.told(), sequence_number=sequence_number, code=told.code, message=str(told), param=told.param
+    )
+
+
+def failed_event(response: ResponsesResponse, error: ResponseErrorEvent) -> ResponseFailedEvent:
+    """What follows an `error`. response: as its events have had it."""
+    said = {"code": error.code, "message": error.message}
+    # vLLM's class takes fields of OpenAI's that it has not.
+    failed = response.model_copy(update={"status": "failed", "error": said})
+    return ResponseFailedEvent(type="response.failed", sequence_number=error.sequence_number + 1, response=failed)
 
 
 def _checked(fields: Mapping[str, Any], items: Sequence[Item]) -> ResponsesRequest:

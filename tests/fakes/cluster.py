@@ -180,6 +180,7 @@ class Cluster:
         name: str = "",
         *,
         number: int = 1,
+        model: wire.ModelInfo = MODEL,
         claim_feed: ClaimAudit | None = None,
         secret: Secret | None = OWN_SECRET,
         reached_at: Callable[[str], Awaitable[str]] | None = None,
@@ -195,7 +196,7 @@ class Cluster:
             generation=number,
             pool=pool,
             state=wire.WORKER_STATE_READY,
-            model=MODEL,
+            model=model,
             max_running_requests=64,
         )
         secret = self.secret if secret is OWN_SECRET else secret

@@ -27,6 +27,7 @@ from cluster_core.errors import InvalidInputError, OverloadedError, RachisError,
 from cluster_wire import calls
 from control_plane.gateway import front, gateway, router_core
 from control_plane.gateway.answer import Answer
+from control_plane.gateway.failed_streams import EndedResponses
 from control_plane.gateway.late_status import LateStatus
 from control_plane.gateway.refusals import RouterRefused, as_vllm_error, headers_of
 from control_plane.gateway.router_core import FAILURES, RouterCore
@@ -266,6 +267,25 @@ async def test_a_stream_that_fails_before_its_first_chunk_has_the_failures_statu
         assert (sent[0]["status"], bodies) == (418, b'{"said":"bad","path":"/v1/completions"}')
     else:
         assert (sent[0]["status"], bodies) == (200, b"onetwo")
+
+
+async def test_a_defect_of_vllms_own_code_ends_a_response_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    async def events() -> AsyncIterator[Any]:
+        yield SimpleNamespace(type="response.in_progress", response=None)
+        raise ZeroDivisionError("a defect")
+
+    async def create_responses(request: Any, raw_request: Any) -> Any:
+        return events()
+
+    FAILURES.set([])
+    ended = EndedResponses(SimpleNamespace(create_responses=create_responses))
+    said = [event async for event in await ended.create_responses(None, cast(Any, None))]
+    assert [event.type for event in said] == ["response.in_progress", "error"]
+    assert (said[1].status, said[1].code, said[1].message, said[1].sequence_number) == (
+        500, "server_error", "a defect", 1,
+    )  # fmt: skip
+    assert [type(failure) for failure in FAILURES.get() or ()] == [ZeroDivisionError], "it is the answer's status"
+    assert [record.message for record in caplog.records] == ["a response failed in its stream"]
 
 
 # The process.
