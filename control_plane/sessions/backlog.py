@@ -23,6 +23,8 @@ class Backlog:
     max_backlog_tokens: int
     replaces: bool = False
     attached: bool = False
+    # No prefill worker is left: nobody computes anything before the prompt is whole.
+    is_put_off: bool = False
     # Of inputs that the engine has not taken in, the oldest first.
     _unapplied: deque[int] = field(default_factory=deque)
     _sent_inputs: int = 0
@@ -40,6 +42,11 @@ class Backlog:
             return False
         waiting = sum(self._unapplied) if self.replaces else self.waiting_tokens
         return waiting <= self.max_backlog_tokens
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody has anything to compute before the client says more."""
+        return self.is_put_off or self.is_computed
 
     @property
     def is_computed(self) -> bool:
@@ -61,7 +68,7 @@ class Backlog:
     def attach(self, prompt_tokens: int) -> None:
         """A worker is given the session, with so many tokens."""
         self.detach()
-        self.attached = True
+        self.attached, self.is_put_off = True, False
         self._sent_inputs, self._sent_tokens, self._reached_tokens = 0, prompt_tokens, 0
         self._unapplied.clear()
         self._worker = generation.SessionProgress(prompt_tokens=prompt_tokens)
@@ -71,6 +78,10 @@ class Backlog:
         if self.attached:
             self._before = self._summed()
         self.attached = False
+
+    def put_off(self) -> None:
+        """The decode worker computes the prompt, once it is whole."""
+        self.is_put_off = True
 
     def sent(self, prompt_tokens: int, input_tokens: int) -> None:
         """One more input of so many tokens is on its way to the worker; the prompt has so many with it."""

@@ -24,7 +24,7 @@ class SessionChanges:
     def note(self) -> None:
         self.news.set()
         self._look_for_room()
-        if self._backlog.is_computed and not self._session.finished:
+        if self._backlog.is_idle and not self._session.finished:
             self._on_idle()
 
     def _look_for_room(self) -> None:

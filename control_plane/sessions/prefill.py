@@ -93,7 +93,9 @@ class PromptInPieces:
             self._on_change()
 
     async def without_worker(self) -> None:
+        self._backlog.put_off()
         self.placed.set()
+        self._on_change()
         await self._whole.wait()
 
     def _attach(self) -> None:

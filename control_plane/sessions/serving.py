@@ -123,8 +123,7 @@ class StreamingSessions:
             await self._hold(slot, caller.tenant, brought)
             lifecycle.at(Event.ADMITTED)
             if job.emitted:
-                # Nothing is computed before its input has come again.
-                slot.give_back()
+                # It waits for its input to come again.
                 trace.enter(TraceStage.INPUT, self._arrivals.now_s())
                 self._metrics.resumed()
             await calls.begin(context)
@@ -179,7 +178,7 @@ class StreamingSessions:
 
         async def send(command: Command | None) -> None:
             tokens = len(command.token_ids) if command is not None else 0
-            computes = isinstance(command, Finish) if job.emitted else command is not None
+            computes = isinstance(command, Finish) if backlog.is_put_off else command is not None
             if computes:
                 await self._hold(slot, job.tenant, tokens)
             else:

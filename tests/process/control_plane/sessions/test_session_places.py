@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
 from rachis.v1 import router_pb2 as api
+from rachis.v1 import worker_pb2 as wire
 
 from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.model.lifecycle import State
@@ -22,6 +24,15 @@ async def cluster() -> AsyncIterator[Cluster]:
         router__max_in_flight_requests=SLOTS, router__max_queued_requests=4, router__queue_timeout_s=60
     ) as cluster:
         for pool in (PREFILL, DECODE):
+            await cluster.add(pool)
+        yield cluster
+
+
+@asynccontextmanager
+async def one_slot(*pools: wire.Pool.ValueType) -> AsyncIterator[Cluster]:
+    """A router that works on one request at a time, and a worker of each of the pools."""
+    async with running_cluster(router__max_in_flight_requests=1, router__queue_timeout_s=60) as cluster:
+        for pool in pools:
             await cluster.add(pool)
         yield cluster
 
@@ -58,6 +69,113 @@ async def test_a_session_that_computes_has_a_slot(cluster: Cluster) -> None:
     await until(lambda: cluster.parts.admission.in_flight == 0)
     session.call.cancel()
     await until(cluster.idle)
+
+
+async def test_without_prefill_workers_idle_sessions_keep_nobody_out_and_take_a_slot_at_their_finish() -> None:
+    async with one_slot(DECODE) as cluster:
+        admission, decoder = cluster.parts.admission, cluster.workers[0].engine
+        sessions = [cluster.session() for _ in range(3)]
+        for session in sessions:
+            await session.open("hello")
+            assert admission.in_flight == 0
+            await session.append(" world")
+            await session.progressed(lambda progress: progress.inputs == 1)
+            assert (admission.in_flight, admission.queued) == (0, 0)
+        assert text_of(await cluster.generate()) == whole_text()
+        await until(lambda: admission.in_flight == 0)
+
+        decoder.hold_before(3)
+        await sessions[0].finish()
+        await decoder.held.wait()
+        assert admission.in_flight == 1
+        await sessions[1].finish()
+        await until(lambda: admission.queued == 1)
+        decoder.resume()
+        await sessions[2].finish()
+
+        for session in sessions:
+            assert text_of(await session.answer()) == session_text("hello world")
+        await until(cluster.idle)
+        assert (admission.in_flight, admission.queued) == (0, 0)
+        admission.check_invariants()
+
+
+async def test_a_session_gives_its_slot_back_when_its_last_prefill_worker_is_lost_and_goes_on_without() -> None:
+    async with one_slot(PREFILL, DECODE) as cluster:
+        admission, prefiller = cluster.parts.admission, cluster.workers[0]
+        prefiller.engine.compute_at_most(3)
+        session = cluster.session()
+        await session.open("hello wide")
+        assert admission.in_flight == 1
+
+        await prefiller.crash()
+        await until(lambda: admission.in_flight == 0)
+
+        # The pool is back: others are prefilled there, and this one waits for its whole prompt.
+        again = (await cluster.add(PREFILL)).engine
+        await session.append(" world")
+        await session.progressed(lambda progress: progress.inputs == 1)
+        assert admission.in_flight == 0
+        assert text_of(await cluster.generate()) == whole_text()
+        assert (len(again.jobs), again.sessions) == (1, [])
+        await session.finish()
+        assert text_of(await session.answer()) == session_text("hello wide world")
+
+
+async def test_an_input_that_waits_for_a_slot_while_the_prefill_worker_is_lost_does_not_keep_it() -> None:
+    async with one_slot(PREFILL, DECODE) as cluster:
+        admission, prefiller = cluster.parts.admission, cluster.workers[0]
+        session = cluster.session()
+        await session.open("hello")
+        await until(lambda: admission.in_flight == 0)
+        taken = await admission.take()
+        await session.append(" world")
+        await until(lambda: admission.queued == 1)
+
+        await prefiller.crash()
+        await until(lambda: not cluster.router.membership.usable(PREFILL))
+        taken.release()
+
+        await session.progressed(lambda progress: progress.inputs == 1)
+        assert (admission.in_flight, admission.queued) == (0, 0)
+        await session.finish()
+        assert text_of(await session.answer()) == session_text("hello world")
+
+
+async def test_a_finished_session_keeps_its_slot_though_its_last_prefill_worker_is_lost() -> None:
+    async with one_slot(PREFILL, DECODE) as cluster:
+        admission, (prefiller, decoder) = cluster.parts.admission, cluster.workers
+        dying = prefiller.will_die()
+        decoder.engine.hold_before(3)
+        session = cluster.session()
+        await session.open("hello")
+        await session.finish()
+        await dying
+        await decoder.engine.held.wait()
+
+        assert admission.in_flight == 1
+
+        decoder.engine.resume()
+        assert text_of(await session.answer()) == session_text("hello")
+
+
+@pytest.mark.parametrize("finishes", [False, True], ids=["while it waits for input", "while its finish waits"])
+async def test_a_session_without_a_prefill_worker_that_is_cancelled_leaves_nothing(finishes: bool) -> None:
+    async with one_slot(DECODE) as cluster:
+        admission = cluster.parts.admission
+        session = cluster.session()
+        await session.open("hello")
+        taken = await admission.take()
+        if finishes:
+            await session.finish()
+            await until(lambda: admission.queued == 1)
+
+        session.call.cancel()
+
+        await cluster.ends_with({State.CANCELLED: 1})
+        assert (admission.in_flight, admission.queued) == (1, 0)
+        admission.check_invariants()
+        taken.release()
 
 
 @pytest.mark.parametrize("limit", ["max_open_sessions", "max_client_sessions"])

@@ -62,6 +62,20 @@ def test_a_session_whose_prompt_is_computed_is_idle_until_more_comes(world: Worl
     assert world.idle == 1
 
 
+def test_a_session_that_nobody_computes_before_it_is_whole_is_idle_whatever_comes(world: World) -> None:
+    world.backlog.detach()
+    world.changes.note()
+    assert world.idle == 0, "another worker may be found"
+    world.backlog.put_off()
+    world.changes.note()
+    world.session.append([7])
+    world.changes.note()
+    assert world.idle == 2
+    world.session.finish([])
+    world.changes.note()
+    assert world.idle == 2
+
+
 def test_a_session_that_is_finished_is_not_idle(world: World) -> None:
     world.session.finish([])
     world.backlog.progressed(generation.SessionProgress(prompt_tokens=1, ready_tokens=1))

@@ -254,6 +254,16 @@ def test_a_session_is_computed_once_the_engine_has_taken_all_of_it_in_and_keeps_
     assert seen == [False, True, False, False, True]
 
 
+def test_a_session_is_put_off_until_a_worker_has_it() -> None:
+    backlog = Backlog(max_unapplied_inputs=100, max_backlog_tokens=100)
+    seen = [backlog.is_idle]
+    backlog.put_off()
+    seen.append(backlog.is_idle)
+    backlog.attach(4)
+    seen.append(backlog.is_idle)
+    assert seen == [False, True, False]
+
+
 def test_without_a_worker_there_is_room() -> None:
     backlog = Backlog(max_unapplied_inputs=1, max_backlog_tokens=1)
     backlog.attach(100)
