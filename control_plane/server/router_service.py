@@ -180,7 +180,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             trace.tenant, trace.priority = caller.tenant, request.priority
             self._arrivals.rates.begin(caller.tenant, resumed=bool(received))
             token_ids, scope = await self._checked(request, received, caller, trace)
-            self._arrivals.rates.spend(caller.tenant, len(token_ids) + had)
             held.resize(max(as_tokens, len(token_ids)) + had)
             make_job = partial(
                 self._arrivals.make_job,
@@ -232,10 +231,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """Held while the block runs. What the answers inside have taken is known at their end; a prompt that gets no
         slot costs its tenant nothing. Raises OverloadedError."""
         claimant, prompt_tokens = Claimant(jobs[0].priority, jobs[0].tenant), len(jobs[0].token_ids)
+        had_tokens = sum(len(job.emitted) for job in jobs)
+        self._arrivals.rates.spend(claimant.tenant, prompt_tokens + had_tokens)
         try:
             slot = await self._admission.take(claimant, prompt_tokens + sum(job.max_tokens for job in jobs))
         except BaseException:
-            self._arrivals.rates.spend(claimant.tenant, -prompt_tokens - sum(len(job.emitted) for job in jobs))
+            self._arrivals.rates.spend(claimant.tenant, -prompt_tokens - had_tokens)
             raise
         try:
             yield

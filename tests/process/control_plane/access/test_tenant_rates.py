@@ -15,6 +15,7 @@ from rachis.v1 import router_pb2 as api
 from cluster_configs.loading import load
 from cluster_core.errors import ConfigError
 from cluster_wire.registry import rate_key
+from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.intake.tenant_rates import TenantRates
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import retry_after_ms
@@ -53,6 +54,11 @@ async def sample(keyed: Keyed, name: str, **labels: str) -> float:
 
 async def refusal(keyed: Keyed, who: str, **fields: Any) -> grpc.aio.AioRpcError:
     return await keyed.refused(keyed.generate(who, **fields))
+
+
+def request_of(text: str, max_tokens: int = 4) -> api.GenerateRequest:
+    sampling = generation.SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return api.GenerateRequest(prompt=generation.PromptInput(text=text), sampling=sampling)
 
 
 async def open_session(keyed: Keyed, prefix: str) -> Any:
@@ -113,10 +119,7 @@ async def test_choices_share_a_prompt_and_a_resumed_answer_is_charged_for_what_i
         keyed.cluster.registry.is_whole = True
         await keyed.generate("generate", "0123456789", n=3)
         assert await level(keyed) == pytest.approx(1000 - 10 - 3 * 4, abs=5)
-        request = api.GenerateRequest(
-            prompt=generation.PromptInput(text="0123456789"),
-            sampling=generation.SamplingParams(temperature=0.0, max_tokens=4),
-        )
+        request = request_of("0123456789")
         received = api.ReceivedAnswer(token_ids=[1, 2, 3])
         keyed.cluster.calls += 1
         call = keyed.cluster.api.Resume(
@@ -147,10 +150,7 @@ async def test_an_answer_whose_client_leaves_is_charged_for_what_there_was(tmp_p
         decode = keyed.cluster.workers[-1].engine
         decode.hold_before(3)
         keyed.cluster.calls += 1
-        request = api.GenerateRequest(
-            prompt=generation.PromptInput(text="0123456789"),
-            sampling=generation.SamplingParams(temperature=0.0, max_tokens=400),
-        )
+        request = request_of("0123456789", max_tokens=400)
         call: Any = keyed.cluster.api.Generate(request, metadata=keyed.metadata("generate"))
         await decode.held.wait()
         call.cancel()
@@ -184,6 +184,29 @@ async def test_what_gets_no_slot_costs_no_tokens(tmp_path: Path, made: Made) -> 
         decode.resume()
         await running
         assert await level(keyed) == pytest.approx(1000 - 5 - 10 - 4, abs=5)
+
+
+async def test_what_there_is_no_memory_for_costs_no_tokens(tmp_path: Path, made: Made) -> None:
+    rate = f"acme: {{tokens_per_s: 1, {NOTHING_COMES_BACK}}}"
+    async with limited(tmp_path, made, rate, router__max_prompt_mib=1) as keyed:
+        keyed.cluster.registry.is_whole = True
+        prompts, text = keyed.cluster.parts.admission.prompts, "x" * 300
+        # Its text fits, its tokens do not.
+        with prompts.holding(prompts.limit_bytes // TOKEN_BYTES - 100):
+            refused = await keyed.refused(keyed.generate("generate", text))
+            assert "router.max_prompt_mib" in (refused.details() or "")
+            received = api.ReceivedAnswer(token_ids=[1, 2, 3])
+            resumed = api.ResumeRequest(request=request_of(text), received=[received])
+            keyed.cluster.calls += 1
+            call = keyed.cluster.api.Resume(resumed, metadata=keyed.metadata("generate"))
+            with pytest.raises(grpc.aio.AioRpcError, match="max_prompt_mib"):
+                _ = [response async for response in call]
+            session = await open_session(keyed, text)
+            with pytest.raises(grpc.aio.AioRpcError, match="max_prompt_mib"):
+                while await next_message(session) is not None:
+                    pass
+        await keyed.generate("generate", text)
+        assert await level(keyed) == pytest.approx(1000 - 300 - 4, abs=5)
 
 
 async def test_a_file_that_changes_holds_within_a_second_and_a_bad_one_changes_nothing(
