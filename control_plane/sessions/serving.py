@@ -120,14 +120,14 @@ class StreamingSessions:
         trace.enter(TraceStage.ADMISSION, taken_s)
         slot = SessionSlot(self._admission, Claimant(opened.priority, caller.tenant))
         try:
-            await self._hold(slot, caller.tenant, brought)
-            lifecycle.at(Event.ADMITTED)
-            if job.emitted:
-                # It waits for its input to come again.
-                trace.enter(TraceStage.INPUT, self._arrivals.now_s())
-                self._metrics.resumed()
-            await calls.begin(context)
-            async with asyncio.timeout(job.remaining_s(self._arrivals.now_s())):
+            async with asyncio.timeout(job.remaining_s(taken_s)):
+                await self._hold(slot, caller.tenant, brought)
+                lifecycle.at(Event.ADMITTED)
+                if job.emitted:
+                    # It waits for its input to come again.
+                    trace.enter(TraceStage.INPUT, self._arrivals.now_s())
+                    self._metrics.resumed()
+                await calls.begin(context)
                 await self._run(context, opened, model, session, job, slot, held).serve(self._dispatcher)
         except TimeoutError:
             raise DeadlineError("the session's deadline passed") from None

@@ -186,6 +186,18 @@ async def test_what_gets_no_slot_costs_no_tokens(tmp_path: Path, made: Made) -> 
         assert await level(keyed) == pytest.approx(1000 - 5 - 10 - 4, abs=5)
 
 
+async def test_what_expires_in_the_queue_costs_no_tokens(tmp_path: Path, made: Made) -> None:
+    few = {"router__max_in_flight_requests": 1, "router__request_timeout_s": 1}
+    async with limited(tmp_path, made, f"acme: {{tokens_per_s: 1, {NOTHING_COMES_BACK}}}", **few) as keyed:
+        keyed.cluster.registry.is_whole = True
+        async with keyed.cluster.parts.admission.slot():
+            refused = await keyed.refused(keyed.generate("generate", "x" * 300))
+            assert refused.code() is Code.DEADLINE_EXCEEDED
+            with pytest.raises(grpc.aio.AioRpcError, match="deadline passed"):
+                await next_message(await open_session(keyed, "x" * 300))
+        assert await level(keyed) == pytest.approx(1000, abs=5)
+
+
 async def test_what_there_is_no_memory_for_costs_no_tokens(tmp_path: Path, made: Made) -> None:
     rate = f"acme: {{tokens_per_s: 1, {NOTHING_COMES_BACK}}}"
     async with limited(tmp_path, made, rate, router__max_prompt_mib=1) as keyed:

@@ -15,7 +15,7 @@ from rachis.v1 import router_pb2 as api
 from cluster_core.engine_jobs import StructuredOutputs
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import collected, failure, field_of, retry_after_ms, text_of, whole_text
-from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster, until
+from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, running_cluster, until
 
 # Waiting.
 
@@ -36,6 +36,35 @@ async def test_a_cancel_while_queued_leaves_the_queue() -> None:
         prefiller.resume()
         assert text_of(await collected(running)) == whole_text()
         assert len(prefiller.jobs) == 1
+
+
+async def test_the_routers_own_deadline_passes_in_the_queue_too() -> None:
+    async with running_cluster(
+        router__max_in_flight_requests=1, router__request_timeout_s=CLIENT_DEADLINE_S, router__queue_timeout_s=20
+    ) as cluster:
+        engines = [(await cluster.add(pool)).engine for pool in (PREFILL, DECODE)]
+        admission = cluster.parts.admission
+        async with admission.slot():
+            error = await failure(cluster.call())
+
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert error.details() == "the request's deadline passed while it waited for a place"
+            assert (admission.in_flight, admission.queued) == (1, 0)
+            await cluster.ends_with({State.EXPIRED: 1})
+        assert [engine.jobs for engine in engines] == [[], []]
+        admission.check_invariants()
+
+
+async def test_who_waits_in_the_queue_for_longer_than_one_may_is_refused_before_its_deadline() -> None:
+    async with running_cluster(router__max_in_flight_requests=1, router__queue_timeout_s=0.1) as cluster:
+        for pool in (PREFILL, DECODE):
+            await cluster.add(pool)
+        async with cluster.parts.admission.slot():
+            error = await failure(cluster.call())
+
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "waited 0.1 s for a place" in (error.details() or "")
+            await cluster.ends_with({State.REFUSED: 1})
 
 
 async def test_without_a_decode_worker_a_request_ends_after_the_bounded_wait() -> None:

@@ -11,7 +11,16 @@ from rachis.v1 import router_pb2 as api
 
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import session_text, text_of
-from tests.fakes.cluster import DECODE, PREFILL, SESSION_DEADLINE_S, Cluster, named, running_cluster, until
+from tests.fakes.cluster import (
+    CLIENT_DEADLINE_S,
+    DECODE,
+    PREFILL,
+    SESSION_DEADLINE_S,
+    Cluster,
+    named,
+    running_cluster,
+    until,
+)
 from tests.fakes.session_call import session_open
 
 # The client.
@@ -154,6 +163,26 @@ async def test_the_routers_deadline_ends_an_open_session() -> None:
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(cluster.idle)
         await cluster.ends_with({State.EXPIRED: 1})
+
+
+async def test_the_routers_deadline_ends_a_session_that_waits_for_its_slot() -> None:
+    async with running_cluster(
+        router__max_in_flight_requests=1, router__request_timeout_s=CLIENT_DEADLINE_S, router__queue_timeout_s=20
+    ) as cluster:
+        await cluster.add(PREFILL)
+        await cluster.add(DECODE)
+        admission = cluster.parts.admission
+        async with admission.slot():
+            session = cluster.session()
+            await session.send(open=session_open("hello", "APPEND"))
+
+            error = await session.failure()
+
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert error.details() == "the session's deadline passed"
+            assert (admission.in_flight, admission.queued) == (1, 0)
+            await cluster.ends_with({State.EXPIRED: 1})
+        admission.check_invariants()
 
 
 # The router.
