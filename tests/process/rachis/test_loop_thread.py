@@ -175,11 +175,13 @@ def test_one_that_nobody_has_any_more_ends_its_thread() -> None:
     own.join()
 
 
+@pytest.mark.timeout(60)
 def test_a_fork_leaves_the_loop_to_its_parent() -> None:
     loop = LoopThread()
     child = os.fork()
     if not child:
-        loop.close()
+        # What it is to run before, nobody would run there.
+        loop.close(asyncio.sleep(0))
         os._exit(3)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 3
