@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 _END = object()
+# What goes on for longer though it was cancelled is left behind.
+_END_S = 10.0
 
 
 class ClosedError(RuntimeError):
@@ -83,7 +85,7 @@ class _Running:
     @property
     def is_here(self) -> bool:
         """Whether this is its thread."""
-        return threading.get_ident() == self._thread.ident
+        return threading.current_thread() is self._thread
 
     def give(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Raises ClosedError."""
@@ -95,24 +97,32 @@ class _Running:
 
     def keep(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Of its own thread: nobody waits for it."""
+        if self._loop.is_closed():
+            coroutine.close()
+            return
         task = self._loop.create_task(coroutine)
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
 
     def end(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
-        """See `LoopThread.close`; it does not wait for the thread. One that was forked has no thread to end."""
+        """See `LoopThread.close`; it waits for `last`, not for the thread, and in that thread for nothing. One that was
+        forked has no thread to end."""
         with self._lock:
             if self.is_ended or os.getpid() != self._process:
                 if last is not None:
                     last.close()
                 return
             self.is_ended = True
-            future = asyncio.run_coroutine_threadsafe(last, self._loop) if last is not None else None
+            future = asyncio.run_coroutine_threadsafe(self._stop(last), self._loop)
+        if last is not None and not self.is_here:
+            future.result()
+
+    async def _stop(self, last: Coroutine[Any, Any, Any] | None) -> None:
         try:
-            if future is not None:
-                future.result()
+            if last is not None:
+                await last
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.stop()
 
     def join(self) -> None:
         if not self.is_here and os.getpid() == self._process:
@@ -155,4 +165,5 @@ async def _cancel_others() -> None:
     others = asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        await asyncio.wait(others, timeout=_END_S)

@@ -40,14 +40,14 @@ def sampling_of(given: Mapping[str, Any]) -> generation.SamplingParams:
 
 def answers_of(n: int) -> int:
     """How many are asked for. Raises InvalidInputError."""
-    if n < 1:
-        raise InvalidInputError.local(f"is {n}, and at least 1", field="n")
+    if not isinstance(n, int) or n < 1:
+        raise InvalidInputError.local(f"is {_shown(n)}, and at least 1", field="n")
     return n
 
 
 def seconds_of(timeout_s: float) -> float:
     """Of a call. Raises InvalidInputError."""
-    if math.isnan(timeout_s):
+    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
         raise InvalidInputError.local("is no number", field="timeout_s")
     return min(timeout_s, _FOREVER_S)
 

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import pytest
@@ -108,6 +108,37 @@ def test_an_iterator_that_is_collected_in_the_loops_thread_is_closed_there() -> 
     loop.wait(asyncio.sleep(0))
     loop.close()
     assert closed == [True]
+
+
+@pytest.mark.timeout(60)
+def test_who_closes_it_and_is_collected_in_its_thread_ends_it() -> None:
+    """As a generator of a user's does that reads within `with Client(...)`, left behind half read."""
+    loop, closed = LoopThread(), list[bool]()
+
+    async def last() -> None:
+        closed.append(False)
+
+    def reads() -> Generator[int, None, None]:
+        try:
+            yield from loop.each(endless(closed))
+        finally:
+            loop.close(last())
+
+    each = reads()
+    assert next(each) == 1
+    cycle: list[Any] = [each]
+    cycle.append(cycle)
+
+    async def collect() -> None:
+        gc.collect()
+
+    with collected_by_hand():
+        del each, cycle
+        with suppress(ClosedError):
+            loop.wait(collect())
+    # A second time it waits for the thread alone.
+    loop.close()
+    assert sorted(closed) == [False, True]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What a caller asks for, as messages of the API, and the mistakes in it."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rachis.errors import InvalidInputError
@@ -93,13 +93,14 @@ def test_a_long_value_is_not_shown_in_full() -> None:
 
 def test_at_least_one_answer_is_asked_for() -> None:
     assert answers_of(3) == 3
-    for n in (0, -1):
-        with pytest.raises(InvalidInputError, match=f"n: is {n}, and at least 1"):
-            answers_of(n)
+    for n in (0, -1, "3", None):
+        with pytest.raises(InvalidInputError, match=f"n: is {n!r}, and at least 1"):
+            answers_of(cast(int, n))
 
 
 def test_a_call_may_take_for_ever_and_no_time_and_nothing_else() -> None:
     assert seconds_of(0.5) == 0.5
     assert seconds_of(math.inf) == seconds_of(1e300) == 1e9
-    with pytest.raises(InvalidInputError, match="timeout_s: is no number"):
-        seconds_of(math.nan)
+    for timeout_s in (math.nan, None, "1"):
+        with pytest.raises(InvalidInputError, match="timeout_s: is no number"):
+            seconds_of(cast(float, timeout_s))
