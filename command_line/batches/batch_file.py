@@ -59,8 +59,9 @@ def read_requests(lines: Iterable[str]) -> list[BatchRequest]:
 def _request(line: str, where: str) -> BatchRequest:
     try:
         table = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"is no JSON: {error}", field=where) from None
+    _check_can_be_sent(table, where)
     if not isinstance(table, dict):
         raise InvalidInputError("must be an object", field=where)
     unknown = sorted(table.keys() - _FIELDS)
@@ -79,6 +80,16 @@ def _request(line: str, where: str) -> BatchRequest:
         if body.get(option):
             raise InvalidInputError(f"has `{option}` in its body: a batch's answers come whole", field=where)
     return BatchRequest(custom_id, url, body)
+
+
+def _check_can_be_sent(value: object, where: str) -> None:
+    """Python reads more than JSON over HTTP may say: halves of surrogate pairs, NaN and infinity."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeError:
+        raise InvalidInputError("has half a surrogate pair, which is no Unicode", field=where) from None
+    except ValueError:
+        raise InvalidInputError("has a number that is not finite, which is no JSON", field=where) from None
 
 
 def answered(lines: Iterable[bytes]) -> tuple[frozenset[str], int]:
@@ -104,7 +115,7 @@ def answered(lines: Iterable[bytes]) -> tuple[frozenset[str], int]:
     return frozenset(good), whole_bytes
 
 
-def answer_line(request: BatchRequest, answer: BatchAnswer, answer_id: str) -> str:
+def answer_line(request: BatchRequest, answer: BatchAnswer, answer_id: str) -> bytes:
     """A line of the output, with its end."""
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
     table = {
@@ -113,4 +124,5 @@ def answer_line(request: BatchRequest, answer: BatchAnswer, answer_id: str) -> s
         "response": response if answer.status else None,
         "error": {"code": answer.code, "message": answer.message} if answer.code else None,
     }
-    return json.dumps(table, ensure_ascii=False) + "\n"
+    # Half a surrogate pair that an answer has stays what it was there, an escape.
+    return (json.dumps(table, ensure_ascii=False) + "\n").encode(errors="backslashreplace")

@@ -40,7 +40,7 @@ async def answer(
         task = progress.add_task("", total=len(requests))
 
         def done(request: BatchRequest, came: BatchAnswer) -> None:
-            output.write(answer_line(request, came, f"batch_req_{new_request_id()}").encode())
+            output.write(answer_line(request, came, f"batch_req_{new_request_id()}"))
             output.flush()
             progress.advance(task)
 

@@ -35,6 +35,11 @@ def test_requests_are_read_in_order_and_empty_lines_are_none() -> None:
         (line(body=[]), "needs a body"),
         (line(body={"stream": True}), "has `stream` in its body"),
         (line(body={"background": True}), "has `background` in its body"),
+        (line(body={"prompt": "\ud83d"}), "has half a surrogate pair"),
+        (line(custom_id="\ud83d"), "has half a surrogate pair"),
+        (line(body={"temperature": float("nan")}), "has a number that is not finite"),
+        (line(body={"temperature": 1}).replace("1}", "1e999}"), "has a number that is not finite"),
+        ("[" * 100_000, "is no JSON"),
         (line(extra=1), "has `extra`; known are body, custom_id, method, url"),
         (line(), "has the custom_id `a` again"),
     ],
@@ -63,14 +68,20 @@ def test_an_answer_is_a_line_of_openais_format() -> None:
     assert expired["response"] is None and expired["error"] == {"code": "batch_expired", "message": "late"}
 
 
+def test_whatever_text_an_answer_has_is_written_as_it_came() -> None:
+    body = {"whole": "\U0001f600", "half": "\ud83d", "escaped": "\\ud83d"}
+    written = answer_line(BatchRequest("a", "/v1/completions", {}), BatchAnswer(200, body), "x")
+    assert json.loads(written)["response"]["body"] == body and written.endswith(b"\n")
+
+
 def test_only_good_answers_on_whole_lines_need_not_be_asked_for_again() -> None:
     answers = [
         (BatchRequest("good", "", {}), BatchAnswer(200, {})),
         (BatchRequest("bad", "", {}), BatchAnswer(400, {})),
         (BatchRequest("expired", "", {}), BatchAnswer(code="batch_expired")),
     ]
-    written = [answer_line(request, answer, "x").encode() for request, answer in answers]
-    torn = answer_line(BatchRequest("torn", "", {}), BatchAnswer(200, {}), "x").encode()[:-1]
+    written = [answer_line(request, answer, "x") for request, answer in answers]
+    torn = answer_line(BatchRequest("torn", "", {}), BatchAnswer(200, {}), "x")[:-1]
     assert answered([*written, torn]) == (frozenset({"good"}), sum(map(len, written)))
 
 
