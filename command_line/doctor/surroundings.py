@@ -1,31 +1,24 @@
 """What lies around a router: its page for Prometheus, the HTTP APIs, its certificate, the disks of its host."""
 
 import asyncio
-import http.client
 import os
 import shutil
 import ssl
 import tempfile
-import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 from rachis.client import KEY_VARIABLE
-from rachis.metadata_channel import key_metadata
 
 from cluster_configs.listening import is_loopback
-from cluster_core.bounded_read import read_within
 from command_line.doctor.seen import Disk, Part, Seen
 from command_line.options import state_file
+from command_line.own_pages import TIMEOUT_S, UNREAD, page_of
 
-TIMEOUT_S = 5.0
 # A gateway is up half a minute after its router; on a busy host it may take minutes.
 GATEWAY_START_S = 300.0
 _ANY = {"", "0.0.0.0", "::", "[::]"}
-_MOST_PAGE_BYTES = 64 << 20
-# Of a page: it is not reached, is none, or has a URL that is none.
-_UNREAD = (OSError, ValueError, http.client.HTTPException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ async def _with_metrics(place: Place, seen: Seen) -> Seen:
     try:
         page = await asyncio.to_thread(page_of, url, TIMEOUT_S, key)
         samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    except _UNREAD as error:
+    except UNREAD as error:
         return seen.without(Part.METRICS, f"{url} cannot be read from here: {error}")
     figures = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
     return replace(seen, metrics=figures)
@@ -87,7 +80,7 @@ async def with_gateway(place: Place, seen: Seen) -> Seen:
     url = f"{scheme}://{reached(f'{section.host}:{section.port}', place.host)}/health"
     try:
         await asyncio.to_thread(page_of, url)
-    except _UNREAD as error:
+    except UNREAD as error:
         if seen.router.uptime_s < GATEWAY_START_S:
             return seen.without(Part.GATEWAY, f"{url} does not answer yet; the router is up for less than five minutes")
         if Part.POOLS in seen.missing:
@@ -141,17 +134,3 @@ def reached(listens: str, host: str) -> str:
     """host:port by which what listens there is reached, where it listens on all addresses of the router's host."""
     own, _, port = listens.rpartition(":")
     return f"{host if own in _ANY else own}:{port}"
-
-
-def page_of(url: str, timeout_s: float = TIMEOUT_S, api_key: str = "") -> str:
-    """Raises one of `_UNREAD`."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    opener = urllib.request.build_opener(
-        # Whatever proxy the environment names: these are the service's own places.
-        urllib.request.ProxyHandler({}),
-        urllib.request.HTTPSHandler(context=context),
-    )
-    headers = dict(key_metadata(api_key))
-    with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as response:
-        return read_within(response.read1, _MOST_PAGE_BYTES, timeout_s).decode(errors="replace")

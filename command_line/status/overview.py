@@ -11,12 +11,13 @@ from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 from rich.markup import escape
 
-from cluster_core.errors import NotFoundError
+from cluster_core.errors import ConfigError, NotFoundError
 from command_line import options
 from command_line.output import computes_nothing, out, print_json, print_table
 from command_line.router_admin import TIMEOUT_S, phase_name, pool_name
 from command_line.status.decode import BATCH_ENTRIES, decode_of, print_decode
 from command_line.status.index import index_line, status_of
+from command_line.status.ready import ready
 from command_line.status.tiers import HOTTEST_PREFIXES, print_tiers, tiers_of
 from control_plane.overview import complaints
 from control_plane.overview.rows import state_name
@@ -35,10 +36,21 @@ def status_command(
         bool, typer.Option("--decode", help="How decode workers form their batches, and what waits and why.")
     ] = False,
     worker: Annotated[str | None, typer.Option(help="Show this worker only, for example decode-0.")] = None,
+    is_ready: Annotated[
+        bool,
+        typer.Option(
+            "--ready",
+            help="Only whether requests are taken, 1 where not; needs no key, and --address may be a gateway's URL.",
+        ),
+    ] = False,
     address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show what runs here."""
+    if is_ready:
+        if tiers or decode or worker is not None:
+            raise ConfigError("is asked alone, without --tiers, --decode or --worker", field="--ready")
+        raise typer.Exit(asyncio.run(ready(address, options.state_file(), as_json=as_json)))
     shown = status(address, options.state_file(), tiers=tiers, decode=decode, worker=worker, as_json=as_json)
     raise typer.Exit(asyncio.run(shown))
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from command_line.doctor.surroundings import page_of
+from command_line.own_pages import page_of
 
 _HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n"
 
