@@ -37,17 +37,35 @@ _RAY_PORTS = (
     ("Ray's node manager", "--node-manager-port", None, None),
     ("Ray's dashboard", "--dashboard-port", 8265, 8265),
 )
+_MOST = 10**18
+_HALF = "half a surrogate pair, which is no Unicode"
 _RAY_WORKER_PORTS = (10002, 19999)
 _ALL_PORTS = (0, 65_535)
+# A rule of a security group: Ray's schema says nothing of it, and Ray hands it to AWS as it is.
+_RULE = {
+    "type": "object",
+    "properties": {
+        "FromPort": {"type": "integer"},
+        "ToPort": {"type": "integer"},
+        "IpRanges": {"type": "array", "items": {"type": "object", "properties": {"CidrIp": {"type": "string"}}}},
+        "Ipv6Ranges": {"type": "array", "items": {"type": "object", "properties": {"CidrIpv6": {"type": "string"}}}},
+    },
+}
+
+# `metadata.hosts`, which says what each of one's own hosts has.
+_HOSTS = {
+    "type": ["object", "null"],
+    "additionalProperties": {"type": ["object", "null"], "additionalProperties": {"type": "number", "minimum": 0}},
+}
 
 
 def read(path: Path) -> dict[str, Any]:
     """The tree of a file. Raises ConfigError when it cannot be read or is no table."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as fault:
+    except (OSError, UnicodeError) as fault:
         raise ConfigError(f"cannot be read: {fault}", field=str(path)) from None
-    except yaml.YAMLError as fault:
+    except (yaml.YAMLError, ValueError, RecursionError) as fault:
         raise ConfigError(f"is not valid YAML: {fault}", field=str(path)) from None
     if not isinstance(tree, dict):
         raise ConfigError("must be a table, as Ray's cluster files are", field=str(path))
@@ -56,8 +74,10 @@ def read(path: Path) -> dict[str, Any]:
 
 def faults(tree: Mapping[str, Any]) -> list[Finding]:
     """Why `ray up` would refuse the file; empty when it would not. One finding for each fault of the schema."""
-    schema = json.loads((resources.files("ray.autoscaler") / "ray-schema.json").read_text())
-    validator = jsonschema.Draft7Validator(schema)
+    found = list(_unjudged(tree))
+    if found:
+        return found
+    validator = jsonschema.Draft7Validator(_schema(tree))
     found = [finding for fault in validator.iter_errors(_with_resources(tree)) for finding in _told(fault)]
     if found:
         return found
@@ -91,11 +111,53 @@ def parse(tree: Mapping[str, Any]) -> ClusterFile:
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
+def _unjudged(tree: Any, key: str = "", within: tuple[int, ...] = ()) -> Iterator[Finding]:
+    """What YAML can say, and no schema can judge."""
+    if id(tree) in within:
+        yield error(key, "contains itself")
+    elif isinstance(tree, Mapping):
+        for name, value in tree.items():
+            below = f"{key}.{name}".lstrip(".")
+            if not isinstance(name, str):
+                yield error(below, "is a key that is no text; put it in quotes")
+            elif not _is_unicode(name):
+                yield error(key, f"has a key with {_HALF}")
+            else:
+                yield from _unjudged(value, below, (*within, id(tree)))
+    elif isinstance(tree, list):
+        for position, value in enumerate(tree):
+            yield from _unjudged(value, f"{key}[{position}]", (*within, id(tree)))
+    elif isinstance(tree, int | float) and not -_MOST <= tree <= _MOST:
+        yield error(key, "must be a number, and none of more than 18 digits")
+    elif isinstance(tree, str) and not _is_unicode(tree):
+        yield error(key, f"has {_HALF}")
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _schema(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Ray's own, and what Ray does not look at and is read here."""
+    schema: dict[str, Any] = json.loads((resources.files("ray.autoscaler") / "ray-schema.json").read_text())
+    if _is_on_aws(tree):
+        group = schema["properties"]["provider"]["properties"]["security_group"]
+        group["properties"]["IpPermissions"]["items"] = _RULE
+    schema["properties"]["file_mounts"]["additionalProperties"] = {"type": "string"}
+    schema["properties"]["metadata"] = {"type": "object", "properties": {"hosts": _HOSTS}}
+    return schema
+
+
+def _is_on_aws(tree: Mapping[str, Any]) -> bool:
+    provider = tree.get("provider")
+    return isinstance(provider, dict) and provider.get("type") == "aws"
+
+
 def _with_resources(tree: Mapping[str, Any]) -> dict[str, Any]:
     """On AWS Ray fills in the resources of an instance type itself, before it validates."""
     filled = copy.deepcopy(dict(tree))
     types = filled.get("available_node_types")
-    if (filled.get("provider") or {}).get("type") == "aws" and isinstance(types, dict):
+    if _is_on_aws(filled) and isinstance(types, dict):
         for node_type in types.values():
             if isinstance(node_type, dict):
                 node_type.setdefault("resources", {})

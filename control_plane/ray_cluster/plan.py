@@ -10,8 +10,9 @@ from cluster_configs.schema import RachisConfig
 from control_plane.ray_cluster.nodes import ClusterFile, Finding, NodeType, lay_out, warning
 
 _GIB = 1 << 30
-# Interpreter, torch and vLLM of one worker: measured with the built-in model on a CPU, a rule of thumb on a GPU.
-_PROCESS_BYTES = {"cpu": 1 * _GIB, "cuda": 4 * _GIB}
+# Interpreter, torch and vLLM of one worker: measured with the built-in model on a CPU, a rule of thumb on a GPU. One
+# that imitates a GPU has nothing else: it takes neither KV memory nor a host tier's.
+_PROCESS_BYTES = {"cpu": 1 * _GIB, "cuda": 4 * _GIB, "imitated": _GIB // 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ def plan(cluster: ClusterFile, config: RachisConfig | None, weights_bytes: int) 
 def worker_memory_bytes(config: RachisConfig, weights_bytes: int) -> int:
     """Host memory of one worker. With `tiers.host_ratio` on a GPU its cached prefixes are not in it: they depend on the
     GPU's memory."""
+    if config.engine.device == "imitated":
+        return _PROCESS_BYTES["imitated"]
     on_cpu = config.engine.device == "cpu"
     kv_gib = config.engine.kv_cache_gib if on_cpu else 0.0
     host_gib = config.tiers.host_gib if config.tiers.host_ratio is None else config.tiers.host_ratio * kv_gib
