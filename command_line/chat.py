@@ -46,7 +46,10 @@ def chat_command(
     address: options.Addresses = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each answer.")] = False,
 ) -> None:
-    """Chat with the model; /help says what else can be typed. Without a terminal each line is a message."""
+    """Chat with the model; /help says what else can be typed. Without a terminal each line is a message.
+
+    The exit code is 1 then where one had no answer.
+    """
     sampling: dict[str, Any] = {
         "max_tokens": options.whole_number(max_tokens, "--max-tokens"),
         "temperature": temperature,
@@ -63,7 +66,10 @@ def chat_command(
             err.print("[dim]/help says what can be typed, Ctrl-D ends[/dim]")
         for text in _messages():
             if not chat.take(text):
-                return
+                break
+        # At a terminal somebody has read of it, and may have asked again.
+        if chat.failed and not sys.stdin.isatty():
+            raise typer.Exit(1)
 
 
 @dataclass
@@ -76,6 +82,8 @@ class Chat:
 
     def __post_init__(self) -> None:
         self.turns = Turns()
+        # Messages without an answer.
+        self.failed = 0
         self._last: generation.Completion | None = None
         self._held = ExitStack()
         self._session: Session | None = None
@@ -94,6 +102,7 @@ class Chat:
         try:
             self._answer(text.removeprefix("/") if text.startswith("//") else text)
         except RachisError as error:
+            self.failed += 1
             self._complain(f"{error.status}: {error}")
         return True
 

@@ -58,10 +58,18 @@ async def test_what_is_wrong_is_a_sentence_and_the_chat_goes_on(cluster: Cluster
     cluster.calls += 2
     typed = b"/nothing\n/file /nowhere/at/all\n/file\n/system\n/reset\n/help\n" + b"x" * 600 + b"\nhello\n"
     code, out, err = await chat(cluster, typed)
-    assert (code, out) == (0, f"{session_text('hello')}\n")
+    assert (code, out) == (1, f"{session_text('hello')}\n"), "a message had no answer"
     assert "Traceback" not in err
     for sentence in ("/nothing is none", "No such file", "is a directory", "OUT_OF_RANGE", "/reset"):
         assert sentence.lower() in err.lower(), err
+
+
+async def test_a_script_hears_of_a_message_without_an_answer_and_not_of_a_command(cluster: Cluster) -> None:
+    cluster.calls += 3
+    too_long = b"x" * 600
+    assert (await chat(cluster, too_long + b"\n/quit\n", "--json"))[0] == 1
+    assert (await chat(cluster, too_long))[0] == 1
+    assert (await chat(cluster, b"/nothing\nhello\n"))[0] == 0
 
 
 async def test_a_line_may_go_on_and_begin_with_a_slash(cluster: Cluster) -> None:
