@@ -2,10 +2,12 @@
 
 A service that is full, starts again or is not there is asked again when it says, or later and later; what the service
 fails at, a few times. A request that can never work has its answer at once. At the end of the time that the batch has,
-what is left has expired.
+what is left has expired. That nobody is there is said once, where nobody has answered for as long as the longest pause
+or at all, and that somebody answers again.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
 _EXPIRED = "batch_expired"
+# Of a try that reached nobody.
+UNREACHABLE = "unreachable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ _SILENT = Reply(BatchAnswer(code="silent", message="the service did not answer i
 
 @dataclass(slots=True)
 class BatchRun:
-    """`done` gets each request with its answer, in the order in which answers come."""
+    """`done` gets each request with its answer, in the order in which answers come; `say` what somebody may have to do
+    something about while it goes on."""
 
     send: Send
     limits: BatchLimits
@@ -51,7 +56,10 @@ class BatchRun:
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
     rng: random.Random = field(default_factory=random.Random)
     figures: BatchFigures = field(default_factory=BatchFigures)
+    say: Callable[[str], None] = lambda sentence: None
     _ends_s: float = 0.0
+    _answered_s: float = -math.inf
+    _is_gone: bool = False
 
     async def run(self, requests: Sequence[BatchRequest]) -> BatchFigures:
         self._ends_s = self.now_s() + self.limits.window_s
@@ -78,6 +86,7 @@ class BatchRun:
             except TimeoutError:
                 reply = _SILENT
             answer = reply.answer
+            self._heard(answer)
             last = f", the last try: {answer.message or answer.status}"
             failures += answer.status in _FAILED
             is_full = not answer.status or answer.status in _FULL
@@ -88,3 +97,17 @@ class BatchRun:
             self.figures.tried_again += 1
             await self.sleep(min(wait_s, max(0.0, self._ends_s - self.now_s())))
         return BatchAnswer(code=_EXPIRED, message=f"the batch's time was over before the request had an answer{last}")
+
+    def _heard(self, answer: BatchAnswer) -> None:
+        if answer.status:
+            self._answered_s = self.now_s()
+            if self._is_gone:
+                self._is_gone = False
+                self.say("answers again")
+        elif answer.code == UNREACHABLE and not self._is_gone:
+            # A connection that breaks beside others that hold is nothing to tell.
+            self._is_gone = self.now_s() - self._answered_s >= _LONGEST_PAUSE_S
+            if self._is_gone:
+                self.say(
+                    f"does not answer: {answer.message}; it is asked again, every {_LONGEST_PAUSE_S:g} s in the end"
+                )

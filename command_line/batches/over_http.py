@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cluster_core.errors import ConfigError
 from cluster_core.ids import new_request_id
 from command_line.batches.batch_file import BatchAnswer, BatchRequest, answer_line
-from command_line.batches.batch_run import BatchRun, Reply, Send
+from command_line.batches.batch_run import UNREACHABLE, BatchRun, Reply, Send
 from command_line.batches.batch_terms import BatchFigures, BatchLimits
 from command_line.output import err
 
@@ -45,7 +45,13 @@ async def answer(
             progress.advance(task)
 
         async with _client(base_url, headers, connections) as client:
-            return await BatchRun(sender(client, priority), limits, done).run(requests)
+            # Without what a URL may say of who asks.
+            place = client.base_url.netloc.decode()
+
+            def say(sentence: str) -> None:
+                err.print(f"{place} {sentence}", markup=False)
+
+            return await BatchRun(sender(client, priority), limits, done, say=say).run(requests)
 
 
 def _client(base_url: str, headers: dict[str, str], connections: httpx.Limits) -> httpx.AsyncClient:
@@ -67,7 +73,7 @@ def sender(client: httpx.AsyncClient, priority: int) -> Send:
         try:
             response = await client.post(request.url, json=body)
         except httpx.HTTPError as error:
-            return Reply(BatchAnswer(code="unreachable", message=f"{type(error).__name__}: {error}"))
+            return Reply(BatchAnswer(code=UNREACHABLE, message=f"{type(error).__name__}: {error}"))
         return Reply(
             BatchAnswer(response.status_code, _body(response), response.headers.get("x-request-id", "")),
             _retry_after_s(response.headers),

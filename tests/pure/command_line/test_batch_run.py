@@ -28,6 +28,8 @@ class World:
         self.pauses: list[float] = []
         # Requests whose service is frozen.
         self.silent: set[str] = set()
+        # Sentences, with when each was said.
+        self.said: list[tuple[float, str]] = []
         self.batch = BatchRun(
             self._send,
             BatchLimits(concurrency, tries, try_s, 100.0),
@@ -35,6 +37,7 @@ class World:
             lambda: self.now_s,
             self._sleep,
             random.Random(1),
+            say=lambda sentence: self.said.append((self.now_s, sentence)),
         )
 
     def play(self, *names: str) -> BatchFigures:
@@ -55,6 +58,10 @@ class World:
     def _done(self, request: BatchRequest, answer: BatchAnswer) -> None:
         assert request.custom_id not in self.answers
         self.answers[request.custom_id] = answer
+
+
+# Of a try that reached nobody.
+GONE = Reply(BatchAnswer(code="unreachable", message="nobody listens"))
 
 
 def status(code: int, retry_after_s: float | None = None) -> Reply:
@@ -95,13 +102,38 @@ def test_what_can_never_work_is_tried_once(code: int) -> None:
 
 
 def test_at_the_end_of_its_time_what_is_left_has_expired_and_says_of_what() -> None:
-    refusal = Reply(BatchAnswer(code="unreachable", message="nobody listens"))
-    world = World(lambda name, tried: refusal if name == "b" else status(200), concurrency=1)
+    world = World(lambda name, tried: GONE if name == "b" else status(200), concurrency=1)
     figures = world.play("a", "b", "c")
     assert (figures.answered, figures.failed, figures.expired) == (1, 2, 2)
     assert world.now_s == pytest.approx(100.0)
     assert world.answers["b"].code == "batch_expired" and "nobody listens" in world.answers["b"].message
     assert world.tries["c"] == 0
+
+
+def test_a_service_that_is_not_there_is_said_once_at_the_first_try_and_again_when_it_answers() -> None:
+    world = World(lambda name, tried: status(200) if tried > 4 else GONE)
+    world.play("a", "b", "c")
+    (first_s, gone), (second_s, back) = world.said
+    assert gone == "does not answer: nobody listens; it is asked again, every 30 s in the end" and first_s == 0.0
+    assert back == "answers again" and second_s > 0.0
+
+
+def test_a_connection_that_breaks_beside_others_that_hold_is_not_said() -> None:
+    world = World(lambda name, tried: GONE if name == "b" and tried < 3 else status(200), concurrency=1)
+    assert world.play("a", "b", "c").answered == 3 and world.said == []
+
+
+def test_a_service_that_goes_away_is_said_once_nobody_has_answered_for_the_longest_pause() -> None:
+    world = World(lambda name, tried: status(200) if name == "a" or world.now_s > 70.0 else GONE, concurrency=1)
+    assert world.play("a", "b").answered == 2
+    (gone_s, _), (_, back) = world.said
+    assert 30.0 <= gone_s <= 60.0 and back == "answers again"
+
+
+def test_a_service_that_is_full_is_there() -> None:
+    full = World(lambda name, tried: status(200) if tried > 3 else status(503))
+    full.play("a")
+    assert full.said == []
 
 
 async def test_requests_are_best_effort_unless_they_say_otherwise() -> None:
