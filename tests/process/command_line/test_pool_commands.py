@@ -2,6 +2,7 @@
 
 import json
 
+import grpc
 import pytest
 
 from cluster_core.errors import NotFoundError
@@ -44,3 +45,15 @@ async def test_a_node_is_drained_with_all_its_workers(capsys: pytest.CaptureFixt
         await commands.remove(cluster.router.address, None, "h1", force=False, as_json=True)
         assert sorted(actors.stops) == ["decode-0", "prefill-1"]
         assert json.loads(capsys.readouterr().out)["pools"]["decode"] == {"desired": 1, "ready": 1}
+
+
+async def test_a_node_that_has_all_that_decodes_keeps_one_of_it_though_all_are_asked_to_leave_at_once() -> None:
+    async with pools_of() as (cluster, pools, actors):
+        await pools.start(quiet)
+        for worker in cluster.workers:
+            worker.record.node = "h1"
+            await cluster.register(worker.record)
+        await until(lambda: all(member.registration.node == "h1" for member in cluster.router.membership.members()))
+        with pytest.raises(grpc.aio.AioRpcError, match="no decode worker is ready, and nothing is served"):
+            await commands.remove(cluster.router.address, None, "h1", force=False, as_json=True)
+        assert len(actors.stops) == 2 and "prefill-0" in actors.stops, "whichever was asked last stays"
