@@ -48,7 +48,10 @@ def lookup_command(
 
 
 def check_command(address: options.Address = None, as_json: options.AsJson = False) -> None:
-    """Compare the index with the workers' own block pools; exit code 1 when it claims what is not there."""
+    """Compare the index with the workers' own block pools.
+
+    The exit code is 1 when it claims what is not there, and when no worker could be compared.
+    """
     raise typer.Exit(asyncio.run(check(options.admin_address(address), as_json=as_json)))
 
 
@@ -127,7 +130,7 @@ async def lookup(address: str, request: admin.LookupPrefixRequest, *, as_json: b
 
 
 async def check(address: str, *, as_json: bool) -> int:
-    """Returns 1 when the index claims what is not there."""
+    """Returns 1 when the index claims what is not there, and when no worker could be compared."""
     async with AsyncClient(address) as client:
         checked = await client.admin.CheckIndex(admin.CheckIndexRequest(), timeout=TIMEOUT_S)
     workers = [_check_of(worker) for worker in checked.workers]
@@ -142,7 +145,7 @@ async def check(address: str, *, as_json: bool) -> int:
         print_json(result)
     else:
         _print_check(result)
-    return 1 if untrue else 0
+    return 1 if untrue or result["unanswered"] == len(workers) else 0
 
 
 async def index_status(address: str, *, as_json: bool) -> None:
@@ -264,7 +267,9 @@ def _print_check(result: dict[str, Any]) -> None:
             )
     if result["untrue"]:
         out.print(f"[bold]{result['untrue']} claims are untrue[/bold]")
-    elif rows:
+    elif not rows:
+        out.print("[bold]no worker could be compared[/bold]")
+    else:
         out.print("no claim is untrue" if not result["unanswered"] else "no claim of the others is untrue")
 
 

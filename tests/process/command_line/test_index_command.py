@@ -180,6 +180,17 @@ async def test_a_worker_that_cannot_be_compared_does_not_make_a_check_fail_and_i
     assert text.endswith("no claim of the others is untrue\n")
 
 
+async def test_a_check_that_compares_nothing_fails(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    for worker in cluster.workers:
+        await worker.crash()
+    assert await index_command.check(cluster.router.address, as_json=False) == 1
+    assert read(capsys).endswith("no worker could be compared\n")
+    for worker in cluster.workers:
+        await cluster.unregister(worker)
+    assert await index_command.check(cluster.router.address, as_json=True) == 1
+    assert read_json(capsys)["workers"] == []
+
+
 async def test_the_state_of_the_index_is_told_and_its_alarms_in_sentences(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
