@@ -30,6 +30,8 @@ _ANYWHERE = ("0.0.0.0/0", "::/0")
 # Where Ray keeps its token.
 _TOKEN = "~/.ray/auth_token"
 _ADMIN_PORT = "router.admin_port"
+_GATEWAY_PORT = "gateway.port"
+_NO_PORTS = (0, 0)
 
 
 def check_file(cluster: ClusterFile, missing_sources: Iterable[str]) -> list[Finding]:
@@ -200,6 +202,8 @@ def _own_ports(config: RachisConfig) -> dict[str, tuple[int, int]]:
     administration = administration_of(config.router)
     if administration is not None:
         ports[_ADMIN_PORT] = administration.port
+    if config.gateway.port is not None:
+        ports[_GATEWAY_PORT] = config.gateway.port
     if config.redis.url is None:
         ports["redis.port"] = config.redis.port
     ranges = {key: (port, port) for key, port in ports.items() if port}
@@ -214,7 +218,10 @@ def _rules(cluster: ClusterFile, config: RachisConfig) -> Iterator[Finding]:
         return
     key = "provider.security_group.IpPermissions"
     ours = _own_ports(config)
-    meant = {ours[name] for name in ("router.port", "router.metrics_port") if name in ours}
+    meant = {ours[name] for name in ("router.port", "router.metrics_port", _GATEWAY_PORT) if name in ours}
+    if is_loopback(config.gateway.host):
+        # Nobody reaches it through a rule.
+        meant.discard(ours.pop(_GATEWAY_PORT, _NO_PORTS))
     router = ours.get("router.port")
     if router and not any(one.first_port <= router[0] <= one.last_port for one in cluster.openings):
         yield warning(key, f"no rule lets clients reach router.port {router[0]}: they have to be nodes of the cluster")
