@@ -18,7 +18,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from rachis import client, tls
 
+from cluster_configs.front_keys import masked_keys
 from cluster_configs.schema import RachisConfig
+from cluster_configs.yaml_complaint import yaml_complaint
 from cluster_core.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "RACHIS_"
@@ -29,7 +31,7 @@ OTHER_VARIABLES = frozenset(
     {"RACHIS_PROFILE", "RACHIS_CONFIG", "RACHIS_STATE_DIR", "RACHIS_SERVICE", client.KEY_VARIABLE, *tls.VARIABLES}
 )
 
-_SECRET = frozenset({"redis.url"})
+_SECRET = frozenset({"redis.url", "gateway.options"})
 _PASSWORD = re.compile(r"(://[^/?#]*?:).*@")
 _PASSWORD_PARAMETER = re.compile(r"([?&]password=)[^&#]*")
 
@@ -82,13 +84,15 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"`{assignment}` is not of the form key=value", field="--set")
-        parsed[key.strip()] = _parse_value(value, "--set")
+            raise ConfigError(f"`{masked(assignment)}` is not of the form key=value", field="--set")
+        parsed[key.strip()] = _parse_value(value, f"--set {key.strip()}")
     return parsed
 
 
 def masked(value: Any) -> Any:
-    """A value fit to be printed: a URL loses its password, wherever it stands."""
+    """A value fit to be printed: a URL loses its password, wherever it stands, and options of a gateway their keys."""
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return [masked(each) for each in masked_keys(value)]
     if isinstance(value, str) and "://" in value:
         return _PASSWORD_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", value))
     return value
@@ -130,7 +134,7 @@ def _bad_value(error: ValidationError, sources: Mapping[str, str]) -> ConfigErro
     message = first["msg"].removeprefix("Value error, ")
     source = f" (from the {sources[key]})" if key in sources else ""
     # However a URL is misspelt, its password is nobody's business.
-    given = "" if key in _SECRET else f", got {first['input']!r}"
+    given = "" if key in _SECRET else f", got {masked(first['input'])!r}"
     return ConfigError(f"{message}{given}{source}" if key in sources else message, field=key)
 
 
@@ -178,8 +182,8 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _parse_yaml(text: str, name: str) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"is not valid YAML: {error}", field=name) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(yaml_complaint(error), field=name) from None
     if tree is None:
         return {}
     if not isinstance(tree, Mapping):
@@ -190,8 +194,8 @@ def _parse_yaml(text: str, name: str) -> dict[str, Any]:
 def _parse_value(text: str, field: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"`{text}` is not a YAML value", field=field) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(yaml_complaint(error), field=field) from None
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:

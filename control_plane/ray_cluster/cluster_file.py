@@ -20,6 +20,7 @@ import click
 import jsonschema
 import yaml
 
+from cluster_configs.yaml_complaint import yaml_complaint
 from cluster_core.errors import ConfigError
 from control_plane.ray_cluster.nodes import ClusterFile, Finding, NodeType, Opening, error
 
@@ -66,7 +67,7 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeError) as fault:
         raise ConfigError(f"cannot be read: {fault}", field=str(path)) from None
     except (yaml.YAMLError, ValueError, RecursionError) as fault:
-        raise ConfigError(f"is not valid YAML: {fault}", field=str(path)) from None
+        raise ConfigError(yaml_complaint(fault), field=str(path)) from None
     if not isinstance(tree, dict):
         raise ConfigError("must be a table, as Ray's cluster files are", field=str(path))
     return tree

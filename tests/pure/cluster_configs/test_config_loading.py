@@ -11,7 +11,6 @@ from cluster_configs.loading import (
     DEFAULT_PROFILE,
     LoadedConfig,
     load,
-    masked,
     parse_assignments,
     profile_names,
     tree_of,
@@ -268,29 +267,6 @@ def test_an_assignment_of_null_sets_null() -> None:
     loaded = load(flags=parse_assignments(["engine.kv_blocks=null"]))
 
     assert loaded.config.engine.kv_blocks is None
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
-        ("redis://user:s@cret@host/0", "redis://user:***@host/0"),
-        ("redis://host:6379/0", "redis://host:6379/0"),
-        ("plain", "plain"),
-        (7, 7),
-        (None, None),
-    ],
-)
-def test_a_url_is_printed_without_its_password(url: Any, shown: Any) -> None:
-    assert masked(url) == shown
-
-
-def test_a_url_is_printed_without_a_password_in_its_query() -> None:
-    assert "secret" not in masked("redis://host/0?password=secret")
-
-
-def test_a_url_that_does_not_parse_is_printed_all_the_same() -> None:
-    assert "://" in masked("redis://[::1/0")
 
 
 def test_the_configuration_is_frozen() -> None:

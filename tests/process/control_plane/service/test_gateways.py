@@ -78,6 +78,18 @@ async def test_it_is_told_its_section_and_where_redis_is_behind_its_back(tmp_pat
     assert "--set log_level=INFO --set log_format=json" in arguments
 
 
+async def test_a_key_of_its_front_is_in_its_environment_and_not_among_its_arguments(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    says = f"open({str(told)!r}, 'w').write(' '.join([os.environ.get('VLLM_API_KEY', ''), *sys.argv[1:]]))"
+    options = ("--api-key", "k3y", "--enable-auto-tool-choice")
+    async with running(tmp_path / "logs", f"import os, sys; {says}\n{_SAYS}", options=options) as gateways:
+        await gateways.first_url()
+    key, *arguments = told.read_text().split()
+    assert key == "k3y"
+    assert "k3y" not in arguments and "--api-key" not in arguments
+    assert arguments[-1] == "--enable-auto-tool-choice"
+
+
 async def test_several_share_a_port(tmp_path: Path) -> None:
     async with running(tmp_path, _SAYS, port=0, processes=3) as gateways:
         await gateways.processes.all_up()
