@@ -30,7 +30,8 @@ ADAPTER_NAME_RULE = "a name has 1 to 64 letters, digits, dots, dashes, underscor
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Of YAML `.inf` and `.nan` are numbers: nothing here can be so large, or none at all.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ServiceSection(Section):

@@ -1,11 +1,13 @@
 """How a configuration in force comes together: precedence with sources, and refusals that help."""
 
+import math
 import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from cluster_configs.loading import (
     DEFAULT_PROFILE,
@@ -15,7 +17,7 @@ from cluster_configs.loading import (
     profile_names,
     tree_of,
 )
-from cluster_configs.schema import ObjectivesSection, TracingSection
+from cluster_configs.schema import ObjectivesSection, RachisConfig, TracingSection
 from cluster_core.errors import ConfigError
 
 PORT_VARIABLE = {"RACHIS_ROUTER__PORT": "7003"}
@@ -157,6 +159,15 @@ def test_a_bad_value_is_refused_with_its_key_the_value_and_its_layer(key: str, v
 
     assert caught.value.field == key
     assert repr(value) in str(caught.value)
+
+
+def test_no_number_is_infinite_or_none_at_all() -> None:
+    numbers = {entry.key for entry in load().entries if isinstance(entry.value, float)}
+    assert {"engine.kv_cache_gib", "pools.decode.cpus_per_worker", "pools.prefill.gpus_per_worker"} <= numbers
+    for key in numbers | {"engine.kv_cache_memory_gib", "tiers.host_ratio"}:
+        for value in (math.inf, -math.inf, math.nan):
+            with pytest.raises(ValidationError, match=re.escape(key)):
+                RachisConfig.model_validate(tree_of({key: value}))
 
 
 def test_a_service_whose_workers_do_both_has_that_pool_alone() -> None:
