@@ -63,9 +63,12 @@ class SessionInput(_Scheduler):
         """The prompt is this from now on; the KV of the longest common prefix is kept."""
         self._take_in(request_id, _Input(list(token_ids), replaces=True), len(token_ids))
 
-    def close_input(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Completes the prompt, which must not be empty. The request runs on as any other."""
-        self._take_in(request_id, _Input([*self._latest_prompt(request_id), *token_ids], closes=True), len(token_ids))
+    def close_input(self, request_id: str, token_ids: Sequence[int]) -> list[int]:
+        """Completes the prompt, which must not be empty, and returns it. The request runs on as any other; where blocks
+        are being written for it, it has its prompt once they have landed."""
+        prompt = [*self._latest_prompt(request_id), *token_ids]
+        self._take_in(request_id, _Input(prompt, closes=True), len(token_ids))
+        return list(prompt)
 
     @property
     def session_count(self) -> int:

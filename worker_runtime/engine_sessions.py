@@ -130,8 +130,7 @@ class SessionPrompt:
     def close(self, token_ids: Sequence[int]) -> None:
         """The prompt is complete: from now on the engine may answer."""
         self.closed_s = monotonic_s()
-        self._scheduler.close_input(self.internal_id, token_ids)
-        prompt = list(self._scheduler.requests[self.internal_id].prompt_token_ids)
+        prompt = self._scheduler.close_input(self.internal_id, token_ids)
         self.length = len(prompt)
         self._core_request.prompt_token_ids = prompt
         vllm_private.expect_outputs(self._engine, self._core_request)

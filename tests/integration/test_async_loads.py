@@ -207,7 +207,7 @@ def test_what_a_session_is_loaded_beside_steps_was_found_and_its_input_waits(wor
     engine.open("session", PREFIX)
     turn(engine, clock)
     assert status(engine, "session") is LOADING
-    engine.scheduler.close_input("session", numbered(3, COMPUTED))
+    assert engine.scheduler.close_input("session", numbered(3, COMPUTED)) == PROBE
     engine.drain()
     assert engine.answers["session"] == expected_tokens(PROBE, 1)
     tokens = engine.records["session"].tokens
