@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cluster_configs.schema import RouterSection
 from cluster_core.errors import ConfigError
+from cluster_core.ports import address_of
 
 # Of administration, where it is apart and nothing else is configured.
 ADMIN_PORT = 7422
@@ -19,7 +20,7 @@ class Listening:
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return address_of(self.host, self.port)
 
 
 def prompts_of(section: RouterSection) -> Listening:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cluster_core.event_log import LogRules
 from cluster_core.objectives import ObjectivesByClass, objectives_by_class
@@ -23,6 +23,8 @@ BUILTIN_MODEL = "builtin"
 IMITATED_NAME = "imitated-"
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
+# An address of IPv6 may have the brackets that it needs before a port.
+Host = Annotated[str, AfterValidator(lambda host: host.strip("[]"))]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9._/-]{1,64}")
@@ -382,19 +384,19 @@ class HandoffSection(Section):
 
 
 class RouterSection(Section):
-    host: str = Field("127.0.0.1", min_length=1, description="Where prompts and sessions are answered.")
+    host: Host = Field("127.0.0.1", min_length=1, description="Where prompts and sessions are answered.")
     port: Port = Field(7421, description="0 takes a free one.")
     share_port: bool = Field(
         False,
         description="Whether other routers of this service on this host may listen on `port` as well: as those of "
         "`rachis route --processes` do. Administration has to be apart.",
     )
-    admin_host: str = Field("127.0.0.1", min_length=1, description="Where the admin API is answered.")
+    admin_host: Host = Field("127.0.0.1", min_length=1, description="Where the admin API is answered.")
     admin_port: Port | None = Field(
         None,
         description="0 takes a free one; null: 7422, and `port` while host and admin_host are loopback both.",
     )
-    metrics_host: str | None = Field(
+    metrics_host: Host | None = Field(
         None, min_length=1, description="Of metrics, probes and the console; null: that of prompts and sessions."
     )
     metrics_port: Port = Field(0, description="Of http://host:port/metrics, for Prometheus; 0 takes a free one.")
@@ -457,7 +459,7 @@ class StoredResponsesSection(Section):
 class GatewaySection(Section):
     """The HTTP APIs of OpenAI and Anthropic, which `rachis serve` starts beside its router."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Port | None = Field(8000, description="0 takes a free one; null: no gateway is started.")
     processes: int = Field(1, ge=1, le=64, description="They share the port.")
     options: tuple[str, ...] = Field(
@@ -699,7 +701,7 @@ class RedisSection(Section):
         "`redis+sentinel://:password@host:26379,host:26379/name/0`: the primary that sentinels call so.",
     )
 
-    host: str | None = Field(
+    host: Host | None = Field(
         None,
         description="Where the embedded server listens; null: loopback, or the node's own address under ray.address.",
     )

@@ -8,7 +8,7 @@ import yaml
 _QUOTED = re.compile(r""" (['"])(?!<)(?!.\1).*""", re.DOTALL)
 
 
-def yaml_complaint(error: yaml.YAMLError | ValueError) -> str:
+def yaml_complaint(error: yaml.YAMLError | ValueError | RecursionError) -> str:
     """The predicate of a sentence on the text. A ValueError is raised for a number or a date that there is not."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
@@ -16,4 +16,6 @@ def yaml_complaint(error: yaml.YAMLError | ValueError) -> str:
         return f"is not valid YAML: line {mark.line + 1}, column {mark.column + 1}: {problem}"
     if isinstance(error, yaml.reader.ReaderError):
         return f"is not valid YAML: character {error.position + 1}: {error.reason}"
+    if isinstance(error, RecursionError):
+        return "is not valid YAML: it is nested too deeply"
     return "is not valid YAML: there is no such number or date"

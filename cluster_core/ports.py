@@ -74,6 +74,10 @@ def address_of(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def _bound(host: str, port: int, field: str = "") -> list[socket.socket]:
     """What holds the port; its own socket is the last. Empty where somebody listens on it or holds it already."""
     holders: list[socket.socket] = []
@@ -83,7 +87,7 @@ def _bound(host: str, port: int, field: str = "") -> list[socket.socket]:
         if port:
             holders.append(socket.socket(socket.AF_UNIX))
             holders[-1].bind(f"\0rachis-port-{port}")
-        holders.append(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+        holders.append(socket.socket(family_of(host)))
         holders[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holders[-1].bind((host, port))
     except OSError as error:

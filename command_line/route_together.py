@@ -35,7 +35,7 @@ def settings_together(section: "RouterSection", processes: int) -> list[Settings
     hosts = {"port": section.host, "admin_port": section.admin_host, "metrics_port": metrics_of(section).host}
 
     def held(name: str, port: int) -> int:
-        return hold_port(hosts[name].strip("[]"), PortRange(port, port) if port else None, f"router.{name}")
+        return hold_port(hosts[name], PortRange(port, port) if port else None, f"router.{name}")
 
     own = [own_ports(section, number, processes) for number in range(processes)]
     port = held("port", section.port)

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rachis.client import KEY_VARIABLE
 
 from cluster_configs.listening import is_loopback
+from cluster_core.ports import address_of
 from command_line.doctor.seen import Disk, Part, Seen
 from command_line.options import state_file
 from command_line.own_pages import TIMEOUT_S, UNREAD, page_of
@@ -77,7 +78,7 @@ async def with_gateway(place: Place, seen: Seen) -> Seen:
     if is_loopback(section.host) and not place.is_here:
         return seen.without(Part.GATEWAY, f"it listens on {section.host} of another host")
     scheme = "http" if security.certificate_file is None else "https"
-    url = f"{scheme}://{reached(f'{section.host}:{section.port}', place.host)}/health"
+    url = f"{scheme}://{reached(address_of(section.host, section.port), place.host)}/health"
     try:
         await asyncio.to_thread(page_of, url)
     except UNREAD as error:
@@ -133,4 +134,4 @@ def with_disks(place: Place, seen: Seen) -> Seen:
 def reached(listens: str, host: str) -> str:
     """host:port by which what listens there is reached, where it listens on all addresses of the router's host."""
     own, _, port = listens.rpartition(":")
-    return f"{host if own in _ANY else own}:{port}"
+    return address_of(host if own in _ANY else own.strip("[]"), int(port or 0))

@@ -21,6 +21,8 @@ from typing import Any, Protocol, TypeVar
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import MetricsHandler
 
+from cluster_core.ports import family_of
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -135,7 +137,7 @@ class ProbeServer:
         """tls: asked, by one thread, for each connection; None: nothing is encrypted."""
         handler = type("_Handler", (_Handler,), {"registry": registry, "probes": probes, "pages": pages})
         self._pages = pages
-        self._server = _Server((host, port), handler)
+        self._server = _Server(host, port, handler)
         self._server.tls = tls
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
@@ -153,6 +155,10 @@ class _Server(ThreadingTCPServer):
     # Who is being answered while it closes is not waited for.
     block_on_close = False
     tls: Callable[[], ssl.SSLContext] | None = None
+
+    def __init__(self, host: str, port: int, handler: type["_Handler"]) -> None:
+        self.address_family = family_of(host)
+        super().__init__((host, port), handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, client = super().get_request()

@@ -16,6 +16,7 @@ from rachis.v1 import generation_pb2 as generation
 from cluster_configs.schema import ObjectivesSection
 from cluster_core.clock import monotonic_s
 from cluster_core.objectives import ObjectivesByClass, RequestClass, class_of
+from cluster_core.ports import address_of
 from control_plane.metrics.probe_server import Pages, Probes, ProbeServer
 from control_plane.metrics.recent_ttft import RecentTtft
 from control_plane.model.lifecycle import OUTCOMES
@@ -247,7 +248,7 @@ class RouterMetrics:
     def serve(self, host: str, port: int, probes: Probes, pages: Pages | None = None) -> None:
         """Listens on `host`; port 0 takes a free one. pages: served beside metrics. Raises OSError when it cannot."""
         self._endpoint = self._make_endpoint(host, port, self.registry, probes, pages, self._tls)
-        self.address = f"{host}:{self._endpoint.port}"
+        self.address = address_of(host, self._endpoint.port)
         self.url = f"{'http' if self._tls is None else 'https'}://{self.address}/metrics"
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from rachis.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 from cluster_configs.listening import Listening, administration_of, prompts_of
 from cluster_configs.schema import RachisConfig, SecuritySection
 from cluster_core.errors import StartError, UnavailableError
+from cluster_core.ports import address_of
 from control_plane.access.certificates import grpc_credentials
 from control_plane.access.door import Door
 from control_plane.access.doors import (
@@ -76,7 +77,7 @@ class GrpcServer:
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicers.router, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(servicers.health, self._server)
         reflection.enable_server_reflection(services, self._server, _pool_of(services))
-        return f"{self._at.host}:{self._bind(security)}"
+        return address_of(self._at.host, self._bind(security))
 
     async def start(self) -> None:
         await self._server.start()

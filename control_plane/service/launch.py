@@ -12,20 +12,17 @@ the service's name to another one: they go on, and are that one's.
 import asyncio
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.exposure import check_exposure
-from cluster_configs.listening import Listening, administration_of, prompts_of
 from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import RachisConfig
 from cluster_core import event_log, ids
@@ -37,7 +34,7 @@ from control_plane.pools.controller import Controller
 from control_plane.pools.life import Pools
 from control_plane.server.composition import RouterPorts, build_router
 from control_plane.server.router_server import RouterServer
-from control_plane.service import preflight, reaper
+from control_plane.service import own_places, preflight, reaper
 from control_plane.service.embedded_redis import EmbeddedRedis, memory_mib
 from control_plane.service.garbage import collect_rarely
 from control_plane.service.gateways import Gateways
@@ -117,7 +114,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         process = psutil.Process()
         state_file.claim(ServiceState(service_id, "", "", process.pid, process.create_time()))
         stack.callback(state_file.clear, process.pid)
-        _check_ports_free(config)
+        own_places.check_free(config)
         _fork_imitations(config, stack)
         controller = await _connected_controller(config, service_id, mark, stack, on_phase)
         redis_url = config.redis.url or await _embedded_redis(config, controller, state_file.folder, stack, on_phase)
@@ -136,7 +133,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         await router.start()
         stack.push_async_callback(_end_pools, pools, config, lease)
         stack.push_async_callback(router.stop)
-        addresses = _reachable(router.address), _reachable(router.admin_address)
+        addresses = own_places.reachable(router.address), own_places.reachable(router.admin_address)
         state_file.claim(ServiceState(service_id, *addresses, process.pid, process.create_time()))
         on_phase("router", f"listening on {router.address}")
         await lease.check()
@@ -162,22 +159,6 @@ def _fork_imitations(config: RachisConfig, stack: AsyncExitStack) -> None:
     stack.callback(os.environ.pop, JOB_VARIABLE, None)
 
 
-def _check_ports_free(config: RachisConfig) -> None:
-    """Before anything slow is started. Raises StartError."""
-    wanted = {"router.port": prompts_of(config.router), "router.admin_port": administration_of(config.router)}
-    if config.gateway.port is not None:
-        wanted["gateway.port"] = Listening(config.gateway.host, config.gateway.port)
-    for field, at in wanted.items():
-        if at is None:
-            continue
-        try:
-            with socket.create_server((at.host, at.port)):
-                pass
-        except OSError as error:
-            hint = "; null starts none" if field == "gateway.port" else ""
-            raise StartError(f"cannot listen on {at}: {error.strerror or error}{hint}", field=field) from None
-
-
 async def _load_adapters(config: RachisConfig, router: RouterServer, on_phase: OnPhase) -> None:
     """Those of the configuration, in place of others under their names. Raises StartError."""
     for name, path in config.lora.folders.items():
@@ -198,19 +179,13 @@ async def _started_gateways(
     """Behind the workers: it is no use without them, and has more to load than the router."""
     if config.gateway.port is None:
         return None
-    at = _reachable(router)
+    at = own_places.reachable(router)
     gateways = Gateways(
         config.gateway, at, folder, redis_url=redis_url, security=config.security, logs=config.log_rules
     )
     stack.push_async_callback(gateways.stop)
     gateways.start()
     return gateways
-
-
-def _reachable(address: str) -> str:
-    """Where commands on this host find a router that listens on all of its addresses."""
-    parts = urlsplit(f"//{address}")
-    return f"{_LOOPBACK}:{parts.port}" if parts.hostname == "0.0.0.0" else address
 
 
 async def _end_pools(pools: Pools, config: RachisConfig, lease: ServiceLease) -> None:

@@ -24,6 +24,8 @@ def router(**settings: Any) -> RouterSection:
         ({"admin_host": "10.0.0.7"}, "10.0.0.7:7422"),
         ({"admin_port": 0}, "127.0.0.1:0"),
         ({"admin_port": 7500, "admin_host": "10.0.0.7", "host": "0.0.0.0"}, "10.0.0.7:7500"),
+        ({"admin_host": "::1", "host": "::"}, "[::1]:7422"),
+        ({"admin_host": "[fd00::7]"}, "[fd00::7]:7422"),
     ],
 )
 def test_administration_is_apart_once_prompts_leave_loopback_or_it_is_told_to(
