@@ -3,7 +3,8 @@
 import math
 from pathlib import Path
 
-from prefill_worker.preemption import CostModel, crossover_tokens
+from cluster_configs.preemption_costs import CostModel
+from prefill_worker.preemption import crossover_tokens
 
 # Fits the table into 80 columns.
 _BAR_WIDTH = 12

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measuring_process import Reports, in_process_engine, run_measurement
+from cluster_configs.preemption_costs import CostModel, LatencyCurve
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import monotonic_s
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.engine_reports import EngineInfo
-from prefill_worker.preemption import CostModel, LatencyCurve
 from worker_runtime.engine_settings import EngineRole
 
 if TYPE_CHECKING:

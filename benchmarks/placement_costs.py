@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from cluster_configs.json_files import read_object
+from cluster_configs.preemption_costs import RECOMPUTE_KEY, CostModel, default_model
 from cluster_core.errors import InvalidInputError
 from cluster_sim.costs.step_work import StepWork
-from prefill_worker.preemption import RECOMPUTE_KEY, CostModel, default_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -479,7 +479,9 @@ class StreamingSection(Section):
         "cost", description="What happens to the blocks of a preempted session; `cost` takes the cheaper of the two."
     )
     cost_profile: str | None = Field(
-        None, min_length=1, description="File written by `rachis profile`; null takes rough figures for the device."
+        None,
+        min_length=1,
+        description="Absolute path of a file written by `rachis profile`; null takes rough figures for the device.",
     )
     starvation_s: Seconds = Field(
         5.0, description="Nobody is admitted before who waited so long and does not fit; `lcas` puts them first."

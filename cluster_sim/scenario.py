@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
+from cluster_configs.preemption_costs import default_model
 from cluster_configs.schema import DecodeSection, PlacementSection, Section, StreamingSection, TiersSection
 from cluster_core.errors import ConfigError
 from cluster_sim.costs import catalog
@@ -34,7 +35,6 @@ from control_plane.placement.objective_placer import BothRules
 from decode_worker.batch_settings import BatchSettings
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import TierRules
-from prefill_worker.preemption import default_model
 
 _MOST_WORKERS = 4096
 # Hotness is remembered for so many times the blocks that a worker can hold.

@@ -27,4 +27,4 @@ def profile_command(
     from command_line import profile_run
 
     loaded = options.load_config(profile, config, assignments, model)
-    asyncio.run(profile_run.profile(loaded, output, plot, repetitions, as_json=as_json))
+    asyncio.run(profile_run.profile(loaded, output.absolute(), plot, repetitions, as_json=as_json))

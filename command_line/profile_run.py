@@ -6,12 +6,13 @@ from typing import Any
 from benchmarks.cost_plot import crossover_text, save_plot, table_rows
 from benchmarks.measuring_process import measure_in_process
 from cluster_configs.loading import LoadedConfig
+from cluster_configs.preemption_costs import CostModel, default_model
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import ConfigError
 from command_line.output import out, print_json, print_table
 from command_line.output_files import check_writable
 from command_line.progress import progress_reports
-from prefill_worker.preemption import CostModel, crossover_tokens, default_model
+from prefill_worker.preemption import crossover_tokens
 
 
 async def profile(loaded: LoadedConfig, output: Path, plot: Path | None, repetitions: int, *, as_json: bool) -> None:

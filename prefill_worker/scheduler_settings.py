@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from prefill_worker.preemption import CostModel, default_model
+from cluster_configs.preemption_costs import CostModel, default_model
 from worker_runtime.engine_settings import IMITATION_KEY
 
 KEY = "rachis_streaming"

@@ -13,6 +13,7 @@ from vllm.config import LoRAConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
+from cluster_configs.preemption_costs import CostModel
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
 from kv_transfer.limited_request import last_step_runs
@@ -22,7 +23,7 @@ from prefill_worker.partial_budget import PartialBudget
 from prefill_worker.planned_queues import PlannedQueues
 from prefill_worker.planning import Grant, StepPlan, plan_step, reached_tokens, victims
 from prefill_worker.policies import Contender, Policy, Tenure
-from prefill_worker.preemption import CostModel, Preemption, choose
+from prefill_worker.preemption import Preemption, choose
 from prefill_worker.session_input import SessionInput
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
 from prefill_worker.turn_taking import TurnTaking

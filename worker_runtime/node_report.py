@@ -7,8 +7,9 @@ from pathlib import Path
 
 import psutil
 
+from cluster_configs.preemption_costs import CostModel, default_model
 from cluster_core import versions
-from cluster_core.errors import ConfigError
+from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_core.ports import PortRange, free_ports
 from cluster_core.versions import Versions
 from cluster_wire.redis_client import REDIS_DOWN, complaint, connect
@@ -35,6 +36,8 @@ class NodeQuestion:
     # Of the service's secret: where it is on every host, and what it is at that of `rachis serve`. None: there is none.
     secret_path: str | None = None
     secret_fingerprint: str = ""
+    # As configured, of those who prefill. None: there is none.
+    cost_profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,24 @@ def report(question: NodeQuestion) -> NodeReport:
         free_ports=free_ports(_ANY_ADDRESS, question.ports, question.ports_needed) if question.ports else None,
         secret_complaint=secret_complaint(question.secret_path, question.secret_fingerprint),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfileReport:
+    """What a node found of the file that its prefill workers will read."""
+
+    # What is wrong with it; empty where nothing is.
+    complaint: str = ""
+
+
+def cost_profile_report(question: NodeQuestion) -> CostProfileReport:
+    if question.cost_profile is None:
+        return CostProfileReport()
+    try:
+        CostModel.load(Path(question.cost_profile), default_model("cpu"))
+    except InvalidInputError as error:
+        return CostProfileReport(str(error))
+    return CostProfileReport()
 
 
 def secret_complaint(path: str | None, fingerprint: str) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from cluster_configs.preemption_costs import CostModel as PreemptionCosts
+from cluster_configs.preemption_costs import LatencyCurve
 from cluster_core.engine_jobs import SessionMode
 from cluster_sim.costs import catalog
 from cluster_sim.costs.step_work import CostModel, prefill_work
@@ -18,8 +20,6 @@ from cluster_sim.engines.vllm_engine import VllmSimEngine
 from cluster_sim.engines.vllm_schedulers import SchedulerKind, VllmEngineSettings
 from cluster_sim.workloads.streaming import GENERATED_TOKENS, TracedSession, WorkloadSpec, draw_sessions
 from kv_transfer.claims.claims import no_keys
-from prefill_worker.preemption import CostModel as PreemptionCosts
-from prefill_worker.preemption import LatencyCurve
 
 COST_MODEL = "h200x2-llama-3.1-8b"
 # Llama 3.1's; no context is cut.

@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.validation.cluster import Measured, Prompt, Timed
 from benchmarks.validation.software import hop_s_of
+from cluster_configs.preemption_costs import RECOMPUTE_KEY, SWAP_IN_KEY, SWAP_OUT_KEY, default_model
 from cluster_configs.schema import RachisConfig
 from cluster_sim.costs import catalog
 from cluster_sim.costs.measured import DecodeStep, MeasuredDecode
@@ -27,7 +28,6 @@ from cluster_sim.workloads.requests import SimRequest
 from cluster_sim.world import World, WorldSettings
 from kv_transfer.claims.prefix_chunks import chunk_keys
 from kv_transfer.tiers.settings import TierSettings
-from prefill_worker.preemption import RECOMPUTE_KEY, SWAP_IN_KEY, SWAP_OUT_KEY, default_model
 
 # Of the built-in model in fp32. The bandwidth is fitted in tokens: nothing else depends on it.
 KV_BYTES_PER_TOKEN = 4096

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster_configs import preemption_costs
 from cluster_configs.json_files import read_object
 from cluster_core.errors import InvalidInputError
 from cluster_sim.costs.cost_files import Quantity, check_keys, number
 from cluster_sim.costs.step_work import StepWork
-from prefill_worker import preemption
 
 QUANTITIES: Mapping[str, Quantity] = {
     "gpus": Quantity("GPUs", whole=True),
@@ -48,7 +48,7 @@ class DecodeStep:
 class MeasuredPrefill:
     """Seconds of a prefill step by its tokens and pairs."""
 
-    def __init__(self, curve: preemption.LatencyCurve) -> None:
+    def __init__(self, curve: preemption_costs.LatencyCurve) -> None:
         self._curve = curve
         tokens = np.array(list(curve.points), dtype=np.float64)
         seconds = np.array(list(curve.points.values())) / 1000
@@ -100,7 +100,7 @@ class MeasuredCosts:
     def __init__(
         self,
         name: str,
-        profile: preemption.CostModel,
+        profile: preemption_costs.CostModel,
         decode: MeasuredDecode,
         kv_bytes_per_token: int,
         numbers: Mapping[str, float],
@@ -159,10 +159,12 @@ def of_content(name: str, path: Path, content: Mapping[str, Any]) -> MeasuredCos
     check_keys(content, ("kind", "profile", "decode", *QUANTITIES), f"{path}: ")
     numbers = {key: number(content, key, each, f"{path}: ") for key, each in QUANTITIES.items()}
     profile_path, profile_content = _part(path, content, "profile")
-    for key in (preemption.RECOMPUTE_KEY, preemption.SWAP_OUT_KEY, preemption.SWAP_IN_KEY):
+    for key in (preemption_costs.RECOMPUTE_KEY, preemption_costs.SWAP_OUT_KEY, preemption_costs.SWAP_IN_KEY):
         if key not in profile_content:
             raise InvalidInputError("is missing", field=f"{profile_path}: {key}")
-    profile = preemption.CostModel.of_content(profile_path, profile_content, preemption.default_model("cpu"))
+    profile = preemption_costs.CostModel.of_content(
+        profile_path, profile_content, preemption_costs.default_model("cpu")
+    )
     decode_path, decode_content = _part(path, content, "decode")
     kv_bytes = decode_content.get("kv_bytes_per_token")
     if not Quantity("bytes", whole=True).fits(kv_bytes):

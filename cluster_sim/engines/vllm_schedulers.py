@@ -27,6 +27,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from cluster_configs.preemption_costs import CostModel as PreemptionCosts
 from decode_worker import batch_settings
 from decode_worker.batch_settings import BatchSettings
 from decode_worker.engine_scheduler import DecodeScheduler
@@ -40,7 +41,6 @@ from kv_transfer.tiers.host_tiering import HostTiering
 from kv_transfer.tiers.settings import TierSettings
 from prefill_worker import scheduler_settings
 from prefill_worker.engine_scheduler import StreamingScheduler
-from prefill_worker.preemption import CostModel as PreemptionCosts
 
 PULLS, HANDS_OFF = "do_remote_prefill", "do_remote_decode"
 _KEY = np.dtype(">u8")

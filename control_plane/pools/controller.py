@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -122,10 +122,10 @@ class Controller:
         return address
 
     async def ask_nodes(
-        self, question: Callable[..., _Answer], *args: Any, timeout_s: float
+        self, question: Callable[..., _Answer], *args: Any, pools: Collection[Pool] | None = None, timeout_s: float
     ) -> dict[str, _Answer | str]:
-        """What each living node that may run a worker answers, by its name; of one that does not in time, why."""
-        return await self._on_thread(self._ask_nodes, question, args, timeout_s)
+        """What each living node that may run a worker (of `pools`) answers, by its name; of one that is late, why."""
+        return await self._on_thread(self._ask_nodes, question, args, pools or self._sections, timeout_s)
 
     async def running(self) -> Mapping[str, Pool]:
         """Those that a former controller of the service has started, by worker id; from now on they are this one's.
@@ -201,10 +201,10 @@ class Controller:
         }
 
     def _ask_nodes(
-        self, question: Callable[..., _Answer], args: tuple[Any, ...], timeout_s: float
+        self, question: Callable[..., _Answer], args: tuple[Any, ...], pools: Collection[Pool], timeout_s: float
     ) -> dict[str, _Answer | str]:
         task = ray.remote(num_cpus=0, max_retries=0)(question)
-        demands = [_resources(section) for section in self._sections.values()]
+        demands = [_resources(section) for pool, section in self._sections.items() if pool in pools]
         asked = {}
         for node in ray.nodes():
             if node["Alive"] and any(_fits(demand, node["Resources"]) for demand in demands):

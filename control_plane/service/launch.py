@@ -13,10 +13,11 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 from rachis.v1 import admin_pb2 as admin
@@ -40,7 +41,7 @@ from control_plane.service.garbage import collect_rarely
 from control_plane.service.gateways import Gateways
 from control_plane.service.lease import ServiceLease
 from control_plane.service.state import ServiceState, StateFile
-from worker_runtime.node_report import NodeQuestion, NodeReport
+from worker_runtime.node_report import NodeQuestion
 from worker_runtime.preloaded_python import JOB_VARIABLE, job_config, preloaded_python
 
 _LOOPBACK = "127.0.0.1"
@@ -53,7 +54,11 @@ _NO_TOKEN = "running, and asks for no token: who reaches its ports may run code 
 # What imitated GPUs load; the package lies above this one.
 _IMITATION = "imitated_gpu.loaded"
 
+# Pools whose workers prefill prompts for others, or both.
+_PREFILL = (wire.POOL_PREFILL, wire.POOL_SHARED)
+
 OnPhase = Callable[[str, str], None]
+_Report = TypeVar("_Report")
 
 
 class Service:
@@ -227,8 +232,11 @@ async def _take_lease(config: RachisConfig, redis_url: str, service_id: str, sta
 async def _preflight(config: RachisConfig, redis_url: str, controller: Controller, on_phase: OnPhase) -> None:
     """What would keep workers from starting is said at once, for all nodes together."""
 
-    async def ask_nodes(question: Callable[[NodeQuestion], NodeReport], about: NodeQuestion) -> preflight.Reports:
-        return await controller.ask_nodes(question, about, timeout_s=_NODE_ANSWER_S)
+    async def ask_nodes(
+        question: Callable[[NodeQuestion], _Report], about: NodeQuestion, *, prefills: bool = False
+    ) -> Mapping[str, _Report | str]:
+        pools = _PREFILL if prefills else None
+        return await controller.ask_nodes(question, about, pools=pools, timeout_s=_NODE_ANSWER_S)
 
     on_phase("nodes", "asked what they have")
     await preflight.check(config, redis_url, preflight.ask_here if config.ray.address is None else ask_nodes)

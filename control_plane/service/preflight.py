@@ -6,7 +6,9 @@ wrong, where, and what to do about it.
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from cluster_configs.loading import masked
 from cluster_configs.schema import RachisConfig
@@ -18,26 +20,37 @@ from cluster_wire.redis_client import WRONG_PASSWORD
 from cluster_wire.secret import fingerprint_of
 from worker_runtime.addresses import own_address
 from worker_runtime.engine_settings import ports_needed
-from worker_runtime.node_report import NodeQuestion, NodeReport, report
+from worker_runtime.node_report import CostProfileReport, NodeQuestion, NodeReport, cost_profile_report, report
 
 _GIB = 1 << 30
 
 # By the name of the node: its report, or in words why there is none.
 Reports = Mapping[str, NodeReport | str]
+CostProfileReports = Mapping[str, CostProfileReport | str]
+_Report = TypeVar("_Report")
 
 
-async def ask_here(question: Callable[[NodeQuestion], NodeReport], about: NodeQuestion) -> Reports:
+class Ask(Protocol):
+    """Has a question answered by every node that may run a worker; prefills: one that prefills prompts of others."""
+
+    async def __call__(
+        self, question: Callable[[NodeQuestion], _Report], about: NodeQuestion, *, prefills: bool = False
+    ) -> Mapping[str, _Report | str]: ...
+
+
+async def ask_here(
+    question: Callable[[NodeQuestion], _Report], about: NodeQuestion, *, prefills: bool = False
+) -> Mapping[str, _Report | str]:
     """In place of a Ray cluster of one node, this one."""
     return {socket.gethostname(): await asyncio.to_thread(question, about)}
 
 
-async def check(
-    config: RachisConfig,
-    redis_url: str,
-    ask: Callable[[Callable[[NodeQuestion], NodeReport], NodeQuestion], Awaitable[Reports]] = ask_here,
-) -> None:
-    """Raises StartError with all that was found. `ask` has a function answered by every node that may run a worker."""
-    found = list(findings(config, redis_url, versions.installed(), await ask(report, _question(config, redis_url))))
+async def check(config: RachisConfig, redis_url: str, ask: Ask = ask_here) -> None:
+    """Raises StartError with all that was found."""
+    about = _question(config, redis_url)
+    found = list(findings(config, redis_url, versions.installed(), await ask(report, about)))
+    if about.cost_profile is not None:
+        found += cost_profile_findings(about.cost_profile, await ask(cost_profile_report, about, prefills=True))
     if found:
         raise StartError("\n".join(found))
 
@@ -66,11 +79,28 @@ def findings(config: RachisConfig, redis_url: str, here: Versions, reports: Repo
     yield from _of_models(config, answered)
 
 
+def cost_profile_findings(path: str, reports: CostProfileReports) -> Iterator[str]:
+    """Likewise, of the file that prefill workers read. One that does not answer is told of by `findings`."""
+    if not Path(path).is_absolute():
+        yield (
+            f"streaming.cost_profile: {path} is looked for wherever a worker happens to run: give an absolute path, "
+            "as `rachis profile` prints it"
+        )
+        return
+    for node, said in sorted(reports.items()):
+        if isinstance(said, CostProfileReport) and said.complaint:
+            yield (
+                f"streaming.cost_profile: on node {node} {said.complaint}; copy the file of `rachis profile` there, or "
+                "take the setting back"
+            )
+
+
 def _question(config: RachisConfig, redis_url: str) -> NodeQuestion:
     ports = PortRange.parse(config.pools.ports) if config.pools.ports is not None else None
     secret = config.security.secret_path
     needed = ports_needed(config.engine)
-    return NodeQuestion(redis_url, config.model.path, ports, needed, secret, fingerprint_of(secret))
+    profile = config.streaming.cost_profile
+    return NodeQuestion(redis_url, config.model.path, ports, needed, secret, fingerprint_of(secret), profile)
 
 
 def _of_addresses(config: RachisConfig, node: str, said: NodeReport, nodes: int) -> Iterator[str]:

@@ -19,6 +19,7 @@ from benchmarks.placement import (
 )  # fmt: skip
 from benchmarks.placement_costs import PrefillCosts, default_costs, fitted, read_costs
 from benchmarks.placement_world import Caches, Cluster, PlacementWorld, Prompt, SimulatedRouter
+from cluster_configs.preemption_costs import default_model
 from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.workloads.few_shot import SHAPES, generated
 from cluster_sim.workloads.traces import Trace, TraceRequest
@@ -28,7 +29,6 @@ from control_plane.placement.terms import POLICIES
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tier_terms import Admission, TierRules
-from prefill_worker.preemption import default_model
 from tests.command import rachis
 
 BLOCK = 10

@@ -17,9 +17,9 @@ from benchmarks.cost_profile import (
     prompt_sizes,
 )
 from benchmarks.measuring_process import measure_in_process
+from cluster_configs.preemption_costs import CostModel, LatencyCurve
 from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import InvalidInputError, UnavailableError
-from prefill_worker.preemption import CostModel, LatencyCurve
 from tests.fakes.engine import FakeEngine
 
 LAYOUT = BlockLayout((1024, 1024), blocks=100, block_size_tokens=32)

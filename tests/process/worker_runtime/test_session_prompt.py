@@ -31,9 +31,11 @@ def test_a_session_whose_blocks_are_being_loaded_is_told_with_the_prompt_that_it
     told: list[Any] = []
     # vLLM's front end is a whole engine's.
     monkeypatch.setattr(vllm_private, "expect_outputs", lambda _, request: told.append(request.prompt_token_ids))
-    # Without an engine, in which its constructor would open the session.
     prompt = SessionPrompt.__new__(SessionPrompt)
-    prompt._engine, prompt._scheduler, prompt.internal_id = None, Scheduler(), "s"
+    prompt.internal_id = "s"
+    # Its constructor would open the session in an engine.
+    prompt._engine, prompt._scheduler = None, Scheduler()
+    # Made there from an engine's job.
     prompt._core_request = SimpleNamespace(prompt_token_ids=list(OPENED))
 
     prompt.take_in((4, 5), replaces=False)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from cluster_configs.preemption_costs import LatencyCurve
 from cluster_core.errors import InvalidInputError
 from cluster_sim.costs import catalog
 from cluster_sim.costs.cost_files import FOLDER
 from cluster_sim.costs.measured import DecodeStep, MeasuredDecode, MeasuredPrefill
 from cluster_sim.costs.step_work import CostModel, StepWork, prefill_work
-from prefill_worker.preemption import LatencyCurve
 from tests.planting import planted
 
 # Tokens/s of 4 prompts of 2,048 tokens, ms of a decode step of 1 and of 64 requests with 2,048 tokens each, KV tokens;

@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster_configs.preemption_costs import CostModel, LatencyCurve, default_model
 from cluster_core.errors import InvalidInputError
-from prefill_worker.preemption import (
-    CostModel,
-    LatencyCurve,
-    Preemption,
-    choose,
-    crossover_tokens,
-    default_model,
-)
+from prefill_worker.preemption import Preemption, choose, crossover_tokens
 
 RECOMPUTE = {"16": [2.0, 1.0, 30.0], "32": [4.0]}
 OUT, IN = {"16": [1.0]}, {"16": [2.0]}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cluster_configs.loading import load
+from cluster_configs.preemption_costs import default_model
 from cluster_configs.schema import RachisConfig
 from cluster_core.errors import StartError
 from cluster_core.ports import PortRange, free_ports
@@ -23,7 +24,14 @@ from control_plane.service.embedded_redis import EmbeddedRedis
 from control_plane.service.preflight import Reports, findings
 from tests.fakes.redis_server import running_redis
 from worker_runtime import own_node
-from worker_runtime.node_report import ModelFiles, NodeQuestion, NodeReport, report, secret_complaint
+from worker_runtime.node_report import (
+    ModelFiles,
+    NodeQuestion,
+    NodeReport,
+    cost_profile_report,
+    report,
+    secret_complaint,
+)
 
 HERE = Versions("0.7.2", "0.32.0", "1.5.1")
 URL = "redis://:secret@10.1.0.1:6380/0"
@@ -212,6 +220,49 @@ async def test_a_service_of_one_host_is_checked_on_it(url: str, tmp_path: Path) 
     assert second.startswith(
         f"the model {tmp_path}/gone is not on node {socket.gethostname()}: there is no such folder"
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot be read: No such file or directory; copy the file of `rachis profile` there"),
+        ("{", "is not JSON; copy"),
+        ('{"metadata": {}}', "has none of the keys recomputation_latencies"),
+        ('{"recomputation_latencies": {"16": [-1]}}', "recomputation_latencies.16: must be a list of milliseconds"),
+    ],
+)
+async def test_a_cost_profile_that_no_prefill_worker_could_read_is_told_before_one_starts(
+    url: str, tmp_path: Path, content: str | None, sentence: str
+) -> None:
+    path = tmp_path / "cost.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(StartError) as refusal:
+        await preflight.check(config(streaming__cost_profile=str(path)), url)
+    assert f"streaming.cost_profile: on node {socket.gethostname()} {path}" in str(refusal.value)
+    assert sentence in str(refusal.value)
+
+
+async def test_a_cost_profile_that_is_there_is_fine_and_a_relative_one_is_not(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default_model("cpu").save(tmp_path / "cost.json")
+    await preflight.check(config(streaming__cost_profile=str(tmp_path / "cost.json")), url)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StartError, match=r"^streaming\.cost_profile: cost\.json is looked for wherever a worker"):
+        await preflight.check(config(streaming__cost_profile="cost.json"), url)
+
+
+async def test_of_a_cost_profile_those_nodes_are_asked_that_may_prefill(url: str) -> None:
+    asked: list[tuple[Any, bool]] = []
+
+    async def ask(question: Any, about: NodeQuestion, *, prefills: bool = False) -> Any:
+        asked.append((question, prefills))
+        return await preflight.ask_here(question, about) if question is report else {}
+
+    await preflight.check(config(streaming__cost_profile="/of/others/cost.json"), url, ask)
+    await preflight.check(config(), url, ask)
+    assert asked == [(report, False), (cost_profile_report, True), (report, False)]
 
 
 def test_a_node_says_whether_it_has_the_services_secret(tmp_path: Path) -> None:
