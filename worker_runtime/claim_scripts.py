@@ -1,7 +1,8 @@
 """What Redis does for a feed of claims, in one step each: entries behind the last one, a snapshot, a look at both.
 
 Every script first refuses a worker whose id a newer generation has taken over, and touches keys of one hash tag only,
-as a Redis Cluster demands.
+as a Redis Cluster demands. Its first write needs no memory: where Redis is full, what follows goes through (see
+`registration`), and what is claimed stays true.
 """
 
 _FENCE = """
@@ -26,6 +27,7 @@ for at = 4, #ARGV, 2 do
   if last == ARGV[at] then first = at + 2 end
 end
 if not first then return 'lost' end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
 for at = first, #ARGV, 2 do
   redis.call('XADD', KEYS[1], ARGV[at], 'b', ARGV[at + 1])
 end
@@ -34,7 +36,7 @@ return 'ok'
 """
 )
 # KEYS: stream, snapshot, resync. ARGV: generation, id of the entry that the snapshot includes, expiry, snapshot,
-# id of the oldest entry that stays. Its first write needs no memory: a worker starts where Redis is full, too.
+# id of the oldest entry that stays.
 SNAPSHOT = (
     _FENCE
     + """

@@ -29,6 +29,13 @@ _WORDS = LoopWords(
     level=logging.INFO,
 )
 _LEASE_MS = 60_000
+# KEYS: fields of the routers. ARGV: whose, what it has, how long they are kept, in ms. The first write needs no memory:
+# a full Redis lets it through.
+TELL = """
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+return redis.call('PEXPIRE', KEYS[1], ARGV[3])
+"""
 _ALONE_S = 0.25
 _MOST_OF_THE_LOOP = 0.05
 
@@ -77,8 +84,7 @@ class LoadSharing:
         told = wire.RouterLoads(number=self._number, workers=own).SerializeToString()
         wrote_s = self._now_s()
         async with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.hset(self._key, self._router_id, told)
-            pipeline.pexpire(self._key, _LEASE_MS)
+            pipeline.eval(TELL, 1, self._key, self._router_id, told, _LEASE_MS)
             pipeline.hgetall(self._key)
             *_, fields = await pipeline.execute()
         now_s, others = self._now_s(), self._membership.others

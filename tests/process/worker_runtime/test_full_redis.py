@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
@@ -10,9 +11,13 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_wire import registry
 from cluster_wire.redis_client import REDIS_DOWN, connect
 from control_plane.fleet.fencing import Fence
+from control_plane.fleet.load_sharing import LoadSharing
+from control_plane.fleet.membership import Membership
+from control_plane.placement import replicator
+from control_plane.prefix_index import access_log
 from control_plane.service.lease import ServiceLease
 from tests.planting import planted
-from tests.process.worker_runtime.claim_feed_world import SERVICE, WORKER, Server, feeding
+from tests.process.worker_runtime.claim_feed_world import SERVICE, WORKER, Server, device, feeding, on_device, reads
 from worker_runtime import registration
 from worker_runtime.registration import Registration
 
@@ -64,6 +69,28 @@ async def test_a_worker_that_starts_opens_its_feed(server: Server, full: redis.R
     async with feeding(server) as feed:
         assert feed.sequence >= 0
     assert [key async for key in full.scan_iter()]
+
+
+async def test_what_workers_claim_is_written(server: Server, full: redis.Redis) -> None:
+    async with feeding(server) as feed:
+        feed.changed(device(1, 2))
+        await reads(full, on_device(1, 2))
+        feed.changed(device(3, gone=(1,)))
+        await reads(full, on_device(2, 3))
+        assert not feed.counters.outages
+
+
+async def test_routers_tell_their_loads_copy_prefixes_and_sum_up_what_is_hot(server: Server, full: redis.Redis) -> None:
+    sharing = LoadSharing(connect(server.url, 5.0), SERVICE, Membership(), router_id="r", every_s=1.0)
+    await sharing.share()
+    assert await full.hexists(registry.loads_key(SERVICE), "r")
+    assert 0 < await full.pttl(registry.loads_key(SERVICE)) <= 60_000
+    await sharing.close()
+    plain: Any = full
+    assert await plain.eval(replicator.HOLD, 1, registry.replication_key(SERVICE), "r", 5000) == 1
+    stream, hotness = registry.accesses_key(SERVICE, 0), registry.hotness_key(SERVICE, 0)
+    assert await plain.eval(access_log.WRITE_SNAPSHOT, 2, stream, hotness, b"", b"snapshot", 0) == 1
+    assert await full.get(hotness) == b"snapshot"
 
 
 async def test_a_service_takes_its_name_and_keeps_it(server: Server, full: redis.Redis) -> None:
