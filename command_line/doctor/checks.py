@@ -29,6 +29,9 @@ CHECKS = (
     Check("host_memory", CRITICAL, _runbook("RachisHostMemoryFull"), worker_checks.host_memory),
     # The router and what it follows.
     Check("registry", CRITICAL, _runbook("RachisRegistryUnreachable"), router_checks.registry),
+    Check(
+        "redis_memory", WARNING, f"{_runbook('RachisRegistryUnreachable')}#redis-is-full", router_checks.redis_memory
+    ),
     Check("overload", CRITICAL, _runbook("RachisRouterOverloaded"), router_checks.overload, (Part.CONFIGURATION,)),
     Check("queue", WARNING, _runbook("RachisQueueGrowing"), router_checks.queue),
     Check("poison", CRITICAL, _runbook("RachisPoisonedRequest"), router_checks.poison),

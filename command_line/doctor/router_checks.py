@@ -19,6 +19,8 @@ MOST_INDEX_SHARE = 0.7
 TTFT_SHARE = 0.9
 # Of what clients' prompts take, from where on new ones are about to be refused.
 MOST_PROMPT_MEMORY_SHARE = 0.9
+# Of Redis's, which gateways fill to nine tenths.
+MOST_REDIS_SHARE = 0.95
 PROMPT_MEMORY = "router.max_prompt_mib"
 # Fewer say nothing of a share.
 LEAST_FAILED = 5
@@ -32,6 +34,15 @@ def registry(seen: Seen) -> Verdicts:
         yield Fault(
             "redis", "Redis does not answer the router: it works with the workers it knew last, and none can join"
         )
+
+
+def redis_memory(seen: Seen) -> Verdicts:
+    """Stored responses go before it is as full as that."""
+    use = seen.router.redis_memory
+    if use.limit_bytes and use.used_bytes > MOST_REDIS_SHARE * use.limit_bytes:
+        share, taken = use.used_bytes / use.limit_bytes, f"{use.used_bytes // _MIB} of {use.limit_bytes // _MIB} MiB"
+        sentence = f"Redis is {share:.0%} full, {taken} ({use.limit}): once it is full, it takes hardly anything new"
+        yield Fault("redis", sentence)
 
 
 def overload(seen: Seen) -> Verdicts:

@@ -14,8 +14,9 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import monotonic_s
 from cluster_wire import registry
-from cluster_wire.redis_client import RedisClient
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient
 from cluster_wire.redis_loop import LoopWords, RedisLoop
+from cluster_wire.redis_memory import RedisMemory, redis_memory
 from control_plane.fleet.membership import Membership
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ _WORDS = LoopWords(
     back="the registry answers again",
     defect="the registry cannot be read, the last known workers stay",
 )
+# Whoever asks how full Redis is waits so long for it.
+_MEMORY_TIMEOUT_S = 1.0
 
 
 class RegistryFollower:
@@ -69,6 +72,14 @@ class RegistryFollower:
     def connected(self) -> bool:
         """Whether the registry answered when it was read last."""
         return self._loop.is_well
+
+    async def redis_memory(self) -> RedisMemory | None:
+        """How full Redis is; None as well where it does not answer at once."""
+        try:
+            async with asyncio.timeout(_MEMORY_TIMEOUT_S):
+                return await redis_memory(self._redis, self._service_id) if self.connected else None
+        except REDIS_DOWN:
+            return None
 
     async def follow(self) -> None:
         await self._loop.run()

@@ -5,7 +5,7 @@ what watching costs a router does not grow with those who watch.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from rachis.v1 import admin_pb2 as admin
@@ -28,6 +28,7 @@ class Sources:
     """What an overview is read off; each is called on the router's loop."""
 
     router: Callable[[], admin.GetRouterStatusResponse]
+    asked_router: Callable[[], Awaitable[admin.GetRouterStatusResponse]]
     pools: Callable[[], Sequence[admin.PoolStatus]]
     index: Callable[[], admin.GetIndexStatusResponse]
 
@@ -69,6 +70,10 @@ class ServiceOverview:
 
     def router(self) -> admin.GetRouterStatusResponse:
         return self._sources.router()
+
+    async def asked_router(self) -> admin.GetRouterStatusResponse:
+        """With what others have to be asked for."""
+        return await self._sources.asked_router()
 
     def pools(self) -> Sequence[admin.PoolStatus]:
         return self._sources.pools()

@@ -112,7 +112,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def GetRouterStatus(
         self, request: admin.GetRouterStatusRequest, context: Context
     ) -> admin.GetRouterStatusResponse:
-        return self._overview.router()
+        return await self._overview.asked_router()
 
     async def GetOverview(self, request: admin.GetOverviewRequest, context: Context) -> admin.GetOverviewResponse:
         return self._overview.now(request.workers)

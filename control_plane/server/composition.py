@@ -364,7 +364,7 @@ def _overview(
     queries: IndexQueries,
     ports: RouterPorts,
 ) -> ServiceOverview:
-    sources = Sources(status.to_wire, pools.status if pools is not None else list, queries.status)
+    sources = Sources(status.to_wire, status.asked, pools.status if pools is not None else list, queries.status)
     return ServiceOverview(config, membership, traces, sources, ports.now_s)
 
 

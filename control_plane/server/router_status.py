@@ -40,6 +40,15 @@ class RouterStatus:
         # Read off the installed files, which takes a while.
         self._version = importlib.metadata.version("rachis")
 
+    async def asked(self) -> admin.GetRouterStatusResponse:
+        """With how full Redis is, where it says so at once."""
+        status, redis = self.to_wire(), await self._follower.redis_memory()
+        if redis is not None:
+            use = status.redis_memory
+            use.what, use.limit = "redis", "maxmemory"
+            use.used_bytes, use.limit_bytes = redis.used_bytes, redis.limit_bytes
+        return status
+
     def to_wire(self) -> admin.GetRouterStatusResponse:
         overhead = sorted(self._dispatcher.overhead_ms)
         return admin.GetRouterStatusResponse(

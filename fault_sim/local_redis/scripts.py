@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 from cluster_core.clock import unix_ms
+from cluster_wire import redis_memory
 from control_plane.fleet import fencing, load_sharing
 from control_plane.intake import shared_rates
 from control_plane.placement import replicator
@@ -142,6 +143,11 @@ def _tell(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
     return store.pexpire(keys[0], int(kept_ms))
 
 
+def _memory(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> bytes:
+    """It has no limit."""
+    return b""
+
+
 SCRIPTS: dict[str, Script] = {
     registration.NEXT_GENERATION: _next_generation,
     registration.PUBLISH: _publish,
@@ -154,4 +160,5 @@ SCRIPTS: dict[str, Script] = {
     shared_rates.SPEND: _spend,
     fencing.FENCE: _fence,
     load_sharing.TELL: _tell,
+    redis_memory.SAY_MEMORY: _memory,
 }

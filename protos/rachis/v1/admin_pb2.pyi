@@ -632,6 +632,7 @@ class GetRouterStatusResponse(_message.Message):
     POISONED_REQUESTS_FIELD_NUMBER: _builtins.int
     OPEN_SESSIONS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    REDIS_MEMORY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     service_id: _builtins.str
     uptime_s: _builtins.float
@@ -657,6 +658,10 @@ class GetRouterStatusResponse(_message.Message):
 
     @_builtins.property
     def memory(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemoryUse]: ...
+    @_builtins.property
+    def redis_memory(self) -> Global___MemoryUse:
+        """Of Redis, where it has a limit and makes no room by itself; absent where it does not say, or does not answer."""
+
     def __init__(
         self,
         *,
@@ -675,10 +680,11 @@ class GetRouterStatusResponse(_message.Message):
         poisoned_requests: _builtins.int = ...,
         open_sessions: _builtins.int = ...,
         memory: _abc.Iterable[Global___MemoryUse] | None = ...,
+        redis_memory: Global___MemoryUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["redis_memory", b"redis_memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "in_flight_requests", b"in_flight_requests", "memory", b"memory", "metrics_address", b"metrics_address", "metrics_url", b"metrics_url", "open_sessions", b"open_sessions", "outcomes", b"outcomes", "overhead_p50_ms", b"overhead_p50_ms", "overhead_p99_ms", b"overhead_p99_ms", "poisoned_requests", b"poisoned_requests", "queued_requests", b"queued_requests", "registry_connected", b"registry_connected", "service_id", b"service_id", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "in_flight_requests", b"in_flight_requests", "memory", b"memory", "metrics_address", b"metrics_address", "metrics_url", b"metrics_url", "open_sessions", b"open_sessions", "outcomes", b"outcomes", "overhead_p50_ms", b"overhead_p50_ms", "overhead_p99_ms", b"overhead_p99_ms", "poisoned_requests", b"poisoned_requests", "queued_requests", b"queued_requests", "redis_memory", b"redis_memory", "registry_connected", b"registry_connected", "service_id", b"service_id", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -686,7 +692,7 @@ Global___GetRouterStatusResponse: _TypeAlias = GetRouterStatusResponse  # noqa: 
 
 @_typing.final
 class MemoryUse(_message.Message):
-    """Memory of a router that grows with what clients send: estimates, by which it is bounded."""
+    """Memory that grows with what clients send, and its limit. Of a router: estimates, by which it is bounded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis.asyncio as redis
@@ -13,6 +13,7 @@ from cluster_wire.redis_client import REDIS_DOWN, connect
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.load_sharing import LoadSharing
 from control_plane.fleet.membership import Membership
+from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.placement import replicator
 from control_plane.prefix_index import access_log
 from control_plane.service.lease import ServiceLease
@@ -91,6 +92,29 @@ async def test_routers_tell_their_loads_copy_prefixes_and_sum_up_what_is_hot(ser
     stream, hotness = registry.accesses_key(SERVICE, 0), registry.hotness_key(SERVICE, 0)
     assert await plain.eval(access_log.WRITE_SNAPSHOT, 2, stream, hotness, b"", b"snapshot", 0) == 1
     assert await full.get(hotness) == b"snapshot"
+
+
+async def test_a_router_says_how_full_it_is(server: Server, full: redis.Redis) -> None:
+    follower = RegistryFollower(connect(server.url, 5.0), SERVICE, Membership(), refresh_s=0.01, worker_lease_s=5.0)
+    following, acl = asyncio.create_task(follower.follow()), cast(Any, full)
+    try:
+        for limit in (1, 1 << 30):
+            await full.config_set("maxmemory", limit)
+            async with asyncio.timeout(60):
+                while (memory := await follower.redis_memory()) is None:  # noqa: ASYNC110 - it says nothing of it
+                    await asyncio.sleep(0.01)
+            assert memory.limit_bytes == limit and 100_000 < memory.used_bytes < 1 << 30
+        for name, value, unset in (("maxmemory-policy", "allkeys-lru", "noeviction"), ("maxmemory", "0", "1")):
+            await full.config_set(name, value)
+            assert await follower.redis_memory() is None, "it is never full"
+            await full.config_set(name, unset)
+        await acl.execute_command("ACL", "SETUSER", "default", "-info")
+        assert await follower.redis_memory() is None, "it does not say"
+    finally:
+        await acl.execute_command("ACL", "SETUSER", "default", "+info")
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await follower.close()
 
 
 async def test_a_service_takes_its_name_and_keeps_it(server: Server, full: redis.Redis) -> None:

@@ -4,6 +4,7 @@ Every test ends with a check that nothing is left: no blocks, no leases, no in-f
 """
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -130,6 +131,18 @@ async def test_the_routers_status_counts_outcomes_and_times_itself(cluster: Clus
     assert (status.in_flight_requests, status.queued_requests, status.service_id) == (0, 0, "svc-test")
     assert 0 < status.overhead_p50_ms <= status.overhead_p99_ms
     assert status.registry_connected
+
+
+async def test_the_routers_status_says_how_full_redis_is_where_it_does(cluster: Cluster) -> None:
+    assert not (await cluster.admin.GetRouterStatus(admin.GetRouterStatusRequest())).HasField("redis_memory")
+
+    async def eval(script: str, keys: int, *args: Any) -> bytes:
+        return b"# Memory\r\nused_memory:7\r\nmaxmemory:9\r\nmaxmemory_policy:noeviction\r\n"
+
+    # What stands for Redis here takes no memory.
+    cluster.registry.eval = eval  # type: ignore[method-assign]
+    told = (await cluster.admin.GetRouterStatus(admin.GetRouterStatusRequest())).redis_memory
+    assert (told.what, told.used_bytes, told.limit_bytes, told.limit) == ("redis", 7, 9, "maxmemory")
 
 
 async def test_the_configuration_in_force_is_shown_with_sources_and_masked() -> None:

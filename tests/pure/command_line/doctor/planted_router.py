@@ -47,6 +47,12 @@ def cacheable(requests: int) -> Plant:
 
 PLANTED = (
     Planted("registry", router(registry_connected=False), "redis", "Redis does not answer the router"),
+    Planted(
+        "redis_memory",
+        router(redis_memory__used_bytes=GIB - 1, redis_memory__limit_bytes=GIB, redis_memory__limit="maxmemory"),
+        "redis",
+        "Redis is 100% full, 1023 of 1024 MiB (maxmemory): once it is full",
+    ),
     Planted("overload", router(queued_requests=256), "router", "queue is full with 256 requests"),
     Planted(
         "overload",
@@ -107,6 +113,7 @@ PLANTED = (
 
 WELL = {
     "Redis away, told once": both(router(registry_connected=False), index(connected=False)),
+    "Redis that responses fill": router(redis_memory__used_bytes=90, redis_memory__limit_bytes=100),
     "a burst of requests": waiting(16),
     "a few failures of many requests": router(outcomes={"finished": 1000, "failed": 7}),
     "failures that are few": router(outcomes={"finished": 10, "failed": 4}),
