@@ -1,4 +1,10 @@
-"""What one message of a session's client puts into its prompt: checked, tokenized, and handed to the session."""
+"""What one message of a session's client puts into its prompt: checked, tokenized, admitted, and taken in.
+
+A session takes nothing in that still waits for a slot: its worker may be lost meanwhile, and the next one is opened
+with the prompt as it stands.
+"""
+
+from collections.abc import Awaitable, Callable
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
@@ -9,7 +15,7 @@ from control_plane.intake import validation
 from control_plane.intake.malformed_input import Malformed
 from control_plane.intake.prompt_memory import TOKEN_BYTES, HeldPrompt
 from control_plane.intake.tokenization import Tokenizer
-from control_plane.sessions.session import Command, Input, Session
+from control_plane.sessions.session import Change, Command, Input, Session
 
 Message = api.StreamGenerateRequest | Malformed
 
@@ -17,7 +23,8 @@ Message = api.StreamGenerateRequest | Malformed
 class SessionIntake:
     """Of one session that is open. opened: its prefix is what chat messages of its `finish` have to fit.
 
-    held: its share of the memory for prompts, where a message counts from the moment it is there.
+    held: its share of the memory for prompts, where a message counts from the moment it is there. admit: returns once
+    what is to change may be computed.
     """
 
     def __init__(
@@ -27,6 +34,7 @@ class SessionIntake:
         tokenizer: Tokenizer,
         model: wire.ModelInfo,
         held: HeldPrompt,
+        admit: Callable[[Change], Awaitable[None]],
     ) -> None:
         self.session = session
         self._prefix = opened.prefix
@@ -34,25 +42,30 @@ class SessionIntake:
         self._tokenizer = tokenizer
         self._model = model
         self._held = held
+        self._admit = admit
 
     async def take(self, message: Message) -> Command | None:
-        """What the worker has to be told of it; None where nothing has changed.
+        """What the worker has to be told of it, in the same turn of the loop; None where nothing has changed.
 
         Raises ClientFault for a message that is refused, which changes nothing, WithdrawnError for `cancel`, and
-        OverloadedError where there is no memory for it.
+        OverloadedError where there is no memory or no slot for it.
         """
         if isinstance(message, Malformed):
             raise message.error
-        self._hold(message.ByteSize() // TOKEN_BYTES)
+        as_tokens = message.ByteSize() // TOKEN_BYTES
+        self._hold(as_tokens)
         try:
-            return await self._take(message)
+            change = await self._change(message)
+            self._hold(max(as_tokens, change.new_tokens))
+            await self._admit(change)
+            return self.session.take_in(change)
         finally:
             self._hold()
 
     def _hold(self, more: int = 0) -> None:
         self._held.resize(len(self.session.tokens) + self._received_tokens + more)
 
-    async def _take(self, message: api.StreamGenerateRequest) -> Command | None:
+    async def _change(self, message: api.StreamGenerateRequest) -> Change:
         kind = message.WhichOneof("event")
         if kind is None:
             raise InvalidInputError("one of append, update, finish or cancel must be set", field="event")
@@ -67,18 +80,18 @@ class SessionIntake:
             raise WithdrawnError("the client cancelled the session")
         raise OutOfOrderError("the session is open already", field="open")
 
-    async def _append(self, append: api.SessionAppend) -> Command | None:
+    async def _append(self, append: api.SessionAppend) -> Change:
         self.session.check(Input.APPEND)
         tokens = await self._tokens(append.piece, "append.piece")
-        return self.session.append(tokens)
+        return self.session.appended(tokens)
 
-    async def _update(self, update: api.SessionUpdate) -> Command | None:
+    async def _update(self, update: api.SessionUpdate) -> Change:
         self.session.check(Input.UPDATE)
         self.session.check_revision(update.revision)
         validation.check_pieces(update.context, self._model, "update.context")
-        return self.session.update(update.revision, await self._tokenizer.pieces(update.context))
+        return self.session.updated(update.revision, await self._tokenizer.pieces(update.context))
 
-    async def _finish(self, finish: api.SessionFinish) -> Command:
+    async def _finish(self, finish: api.SessionFinish) -> Change:
         self.session.check(Input.FINISH)
         closing = finish.closing
         validation.check_closing(closing, self._prefix, self._model)
@@ -90,7 +103,7 @@ class SessionIntake:
             tokens = list(closing.token_ids.ids)
         elif closing.HasField("chat"):
             tail = await self._turns(closing.chat)
-        return self.session.finish(tokens, tail)
+        return self.session.finished_with(tokens, tail)
 
     async def _turns(self, turns: generation.ChatMessages) -> list[int]:
         """What stands after the context with these turns in it."""

@@ -55,7 +55,7 @@ class PromptInPieces:
         return self._session.finished
 
     def send(self, command: Command | None) -> None:
-        """The session took in what this command says. Never waits."""
+        """The session took in what this command says, in this turn of the loop: no worker was given it meanwhile."""
         if isinstance(command, Finish):
             self.finished_s = self._now_s()
             self._job.lifecycle.trace.input_finished(self.finished_s)

@@ -34,7 +34,7 @@ class SessionReader:
         context: Context,
         intake: SessionIntake,
         room: asyncio.Event,
-        send: Callable[[Command | None], Awaitable[None]],
+        send: Callable[[Command | None], None],
         refuse: Callable[[ClientFault, int], Awaitable[None]],
         *,
         idle_timeout_s: float,
@@ -59,7 +59,7 @@ class SessionReader:
         while (message := await self._next()) is not None:
             self.messages += 1
             try:
-                await self._send(await self._intake.take(message))
+                self._send(await self._intake.take(message))
             except ClientFault as error:
                 await self._refuse(error, self.messages)
         if not self._session.finished:

@@ -40,7 +40,7 @@ from control_plane.sessions.places import OpenSessions, SessionSlot
 from control_plane.sessions.prefill import PromptInPieces
 from control_plane.sessions.reader import SessionReader, next_message
 from control_plane.sessions.run import SessionRun
-from control_plane.sessions.session import Command, Finish, Session
+from control_plane.sessions.session import Change, Input, Session
 
 
 class StreamingSessions:
@@ -174,19 +174,17 @@ class StreamingSessions:
         changes = SessionChanges(session, backlog, slot.give_back)
         pieces = PromptInPieces(self._client, job, session, backlog, changes.note, self._arrivals.now_s)
         events = SessionEvents(context, job, pieces, self._metrics, self._arrivals.send_timeout_s)
-        intake = SessionIntake(session, opened, self._tokenizer, model, held)
 
-        async def send(command: Command | None) -> None:
-            tokens = len(command.token_ids) if command is not None else 0
-            computes = isinstance(command, Finish) if backlog.is_put_off else command is not None
+        async def admit(change: Change) -> None:
+            computes = change.kind is Input.FINISH if backlog.is_put_off else change.command is not None
             if computes:
-                await self._hold(slot, job.tenant, tokens)
+                await self._hold(slot, job.tenant, change.new_tokens)
             else:
-                self._arrivals.rates.spend(job.tenant, tokens)
-            pieces.send(command)
+                self._arrivals.rates.spend(job.tenant, change.new_tokens)
 
+        intake = SessionIntake(session, opened, self._tokenizer, model, held, admit)
         reader = SessionReader(
-            context, intake, changes.room, send, events.refused, idle_timeout_s=settings.idle_timeout_s
+            context, intake, changes.room, pieces.send, events.refused, idle_timeout_s=settings.idle_timeout_s
         )
         interval_s = settings.progress_interval_ms / 1000
         return SessionRun(job, session, backlog, pieces, events, reader, changes.news, progress_interval_s=interval_s)

@@ -7,8 +7,9 @@
     tail                   end of the open chat message, turns   `open`; `finish` where it brings chat messages
                            after it, generation header
 
-What a client sends is taken in whole or refused with an error of `cluster_core.errors`, which changes nothing. What is
-taken in comes back as the command for the worker that prefills, or as None where it changed nothing.
+What a client sends is refused with an error of `cluster_core.errors`, or becomes a `Change`, which `take_in` makes: it
+may have to wait for a slot in between, and nobody is to see it before. A worker that prefills is told its command,
+which is None where nothing changes.
 """
 
 from collections.abc import Sequence
@@ -68,6 +69,21 @@ class Finish:
 Command = Append | Update | Finish
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One input that was checked and is not taken in yet. came_tokens: those that an update keeps, too."""
+
+    kind: Input
+    command: Command | None
+    came_tokens: int
+    revision: int | None = None
+
+    @property
+    def new_tokens(self) -> int:
+        """That the session does not have."""
+        return len(self.command.token_ids) if self.command is not None else 0
+
+
 @dataclass(slots=True)
 class Session:
     """`tokens` is the prompt as it stands: head and context, and all of it once the session is finished.
@@ -104,14 +120,11 @@ class Session:
             raise OutOfOrderError("the session was opened in mode APPEND, which takes no update", field=kind.value)
         return following
 
-    def append(self, token_ids: Sequence[int]) -> Append | None:
-        """Adds to the end of the context. Raises OutOfOrderError, OutOfRangeError."""
-        following = self.check(Input.APPEND)
+    def appended(self, token_ids: Sequence[int]) -> Change:
+        """To the end of the context. Raises OutOfOrderError, OutOfRangeError."""
+        self.check(Input.APPEND)
         self._check_length(len(self.tokens) + len(token_ids), self.tail, "append.piece")
-        self.state = following
-        self.tokens += token_ids
-        self._taken_in(len(token_ids))
-        return Append(token_ids) if token_ids else None
+        return Change(Input.APPEND, Append(token_ids) if token_ids else None, len(token_ids))
 
     def check_revision(self, revision: int) -> None:
         """Raises StaleRevisionError for one that is not above the last."""
@@ -120,33 +133,41 @@ class Session:
                 f"must be above {self.revision}, the last one that was taken, got {revision}", field="update.revision"
             )
 
-    def update(self, revision: int, token_ids: Sequence[int]) -> Update | None:
-        """Replaces the context. Raises OutOfOrderError, StaleRevisionError, OutOfRangeError."""
-        following = self.check(Input.UPDATE)
+    def updated(self, revision: int, token_ids: Sequence[int]) -> Change:
+        """In place of the context. Raises OutOfOrderError, StaleRevisionError, OutOfRangeError."""
+        self.check(Input.UPDATE)
         self.check_revision(revision)
         self._check_length(len(self.head) + len(token_ids), self.tail, "update.context")
-        self.state, self.revision = following, revision
         prompt = [*self.head, *token_ids]
         keep = longest_common_prefix(self.tokens, prompt)
         changed = keep < len(prompt) or keep < len(self.tokens)
-        self.tokens[:] = prompt
-        self._taken_in(len(token_ids))
-        return Update(keep, prompt[keep:]) if changed else None
+        return Change(Input.UPDATE, Update(keep, prompt[keep:]) if changed else None, len(token_ids), revision)
 
-    def finish(self, closing: Sequence[int], tail: Sequence[int] | None = None) -> Finish:
-        """Completes the prompt; `tail` where it differs from that of `open`.
+    def finished_with(self, closing: Sequence[int], tail: Sequence[int] | None = None) -> Change:
+        """The prompt is complete with it; `tail` where it differs from that of `open`.
 
         Raises OutOfOrderError, OutOfRangeError, and InvalidInputError for an empty prompt.
         """
-        following = self.check(Input.FINISH)
+        self.check(Input.FINISH)
         last = [*closing, *(self.tail if tail is None else tail)]
         self._check_length(len(self.tokens), last, "finish.closing")
         if not self.tokens and not last:
             raise InvalidInputError("the prompt has no tokens", field="finish")
-        self.state = following
-        self.tokens += last
-        self.received_tokens += len(last)
-        return Finish(last)
+        return Change(Input.FINISH, Finish(last), len(last))
+
+    def take_in(self, change: Change) -> Command | None:
+        """What the worker has to be told of it. Nothing else was taken in since the change was checked."""
+        self.state = self.check(change.kind)
+        match change.command:
+            case Append(token_ids) | Finish(token_ids):
+                self.tokens += token_ids
+            case Update(keep_tokens, token_ids):
+                self.tokens[keep_tokens:] = token_ids
+        if change.revision is not None:
+            self.revision = change.revision
+        self.inputs += change.kind is not Input.FINISH
+        self.received_tokens += change.came_tokens
+        return change.command
 
     def cancel(self) -> None:
         """Raises OutOfOrderError when it was cancelled already."""
@@ -157,10 +178,6 @@ class Session:
         reserved = 0 if self.state is not InputState.OPEN else len(self.tail)
         assert len(self.tokens) + reserved <= self.max_prompt_tokens
         assert self.received_tokens >= len(self.tokens)
-
-    def _taken_in(self, tokens: int) -> None:
-        self.inputs += 1
-        self.received_tokens += tokens
 
     def _check_length(self, prompt_tokens: int, last: Sequence[int], name: str) -> None:
         total = prompt_tokens + len(last)

@@ -14,6 +14,7 @@ from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import retry_after_ms, session_text, text_of, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, BytesTokenizer, Cluster, running_cluster, until
+from tests.process.control_plane.sessions.test_session_drain import drain
 
 SLOTS = 8
 
@@ -140,6 +141,30 @@ async def test_an_input_that_waits_for_a_slot_while_the_prefill_worker_is_lost_d
         assert (admission.in_flight, admission.queued) == (0, 0)
         await session.finish()
         assert text_of(await session.answer()) == session_text("hello world")
+
+
+@pytest.mark.parametrize("finishes", [False, True], ids=["append", "finish"])
+async def test_an_input_that_waits_for_a_slot_while_its_session_moves_is_computed_once(finishes: bool) -> None:
+    async with one_slot(PREFILL, PREFILL, DECODE) as cluster:
+        admission, (first, second, _) = cluster.parts.admission, cluster.workers
+        session = cluster.session()
+        await session.open("hello")
+        await until(lambda: admission.in_flight == 0)
+        taken = await admission.take()
+        await (session.finish(" world") if finishes else session.append(" world"))
+        await until(lambda: admission.queued == 1)
+
+        await drain(cluster, first.name, move_sessions_after_ms=0)
+        await until(lambda: bool(second.engine.sessions))
+        taken.release()
+
+        if not finishes:
+            await session.finish()
+        events = await session.answer()
+        assert text_of(events) == session_text("hello world")
+        completion = events[-1].completion
+        assert completion.usage.prompt_tokens == len("hello world")
+        assert 0 <= completion.session.ttft_from_finish_ms <= completion.session.ttft_from_open_ms
 
 
 async def test_a_finished_session_keeps_its_slot_though_its_last_prefill_worker_is_lost() -> None:

@@ -21,7 +21,7 @@ class World:
         self.idle += 1
 
     def append(self, tokens: int) -> None:
-        self.session.append([7] * tokens)
+        self.session.take_in(self.session.appended([7] * tokens))
         self.backlog.sent(len(self.session.tokens), tokens)
         self.changes.note()
 
@@ -49,7 +49,7 @@ def test_a_client_that_is_too_far_ahead_waits_for_the_engine(world: World) -> No
 
 def test_after_its_finish_nothing_of_a_session_is_held_back(world: World) -> None:
     world.append(11)
-    world.session.finish([])
+    world.session.take_in(world.session.finished_with([]))
     world.changes.note()
     assert world.changes.room.is_set()
 
@@ -68,16 +68,16 @@ def test_a_session_that_nobody_computes_before_it_is_whole_is_idle_whatever_come
     assert world.idle == 0, "another worker may be found"
     world.backlog.put_off()
     world.changes.note()
-    world.session.append([7])
+    world.session.take_in(world.session.appended([7]))
     world.changes.note()
     assert world.idle == 2
-    world.session.finish([])
+    world.session.take_in(world.session.finished_with([]))
     world.changes.note()
     assert world.idle == 2
 
 
 def test_a_session_that_is_finished_is_not_idle(world: World) -> None:
-    world.session.finish([])
+    world.session.take_in(world.session.finished_with([]))
     world.backlog.progressed(generation.SessionProgress(prompt_tokens=1, ready_tokens=1))
     world.changes.note()
     assert world.idle == 0

@@ -36,7 +36,7 @@ def test_nothing_leaves_a_cancelled_session_and_nothing_opens_a_finished_one_aga
 @pytest.mark.parametrize("kind", [Input.APPEND, Input.UPDATE, Input.FINISH])
 def test_a_finished_session_takes_no_input_and_says_so(kind: Input) -> None:
     finished = session()
-    finished.finish([])
+    finished.take_in(finished.finished_with([]))
 
     with pytest.raises(OutOfOrderError, match=f"{kind.value}: the session is finished"):
         finished.check(kind)
@@ -48,7 +48,11 @@ def test_a_finished_session_takes_no_input_and_says_so(kind: Input) -> None:
 def test_a_prompt_is_head_context_closing_tail() -> None:
     opened = session()
 
-    commands = [opened.append([3]), opened.append([4, 5]), opened.finish([6])]
+    commands = [
+        opened.take_in(opened.appended([3])),
+        opened.take_in(opened.appended([4, 5])),
+        opened.take_in(opened.finished_with([6])),
+    ]
 
     assert commands == [Append([3]), Append([4, 5]), Finish([6, 8, 9])]
     assert opened.tokens == [1, 2, 3, 4, 5, 6, 8, 9]
@@ -57,7 +61,7 @@ def test_a_prompt_is_head_context_closing_tail() -> None:
 def test_a_tail_that_comes_with_finish_replaces_the_one_kept_for_it() -> None:
     opened = session()
 
-    assert opened.finish([], [7, 7, 7]) == Finish([7, 7, 7])
+    assert opened.take_in(opened.finished_with([], [7, 7, 7])) == Finish([7, 7, 7])
     assert opened.tokens == [1, 2, 7, 7, 7]
 
 
@@ -74,32 +78,32 @@ def test_a_tail_that_comes_with_finish_replaces_the_one_kept_for_it() -> None:
 )
 def test_an_update_keeps_the_longest_common_prefix(context: list[int], command: Update | None) -> None:
     opened = session()
-    opened.append([3, 4, 5])
+    opened.take_in(opened.appended([3, 4, 5]))
 
-    assert opened.update(1, context) == command
+    assert opened.take_in(opened.updated(1, context)) == command
     assert opened.tokens == HEAD + context
 
 
 def test_an_empty_append_is_taken_in_and_says_nothing_to_the_worker() -> None:
     opened = session()
 
-    assert opened.append([]) is None
+    assert opened.take_in(opened.appended([])) is None
     assert (opened.inputs, opened.tokens) == (1, HEAD)
 
 
 def test_a_first_revision_may_be_any_and_the_next_has_to_be_above_it() -> None:
     opened = session()
-    opened.update(0, [3])
+    opened.take_in(opened.updated(0, [3]))
 
     with pytest.raises(StaleRevisionError, match=r"update\.revision: must be above 0, .* got 0"):
-        opened.update(0, [4])
+        opened.take_in(opened.updated(0, [4]))
 
-    assert opened.update(5, [4]) == Update(2, [4])
+    assert opened.take_in(opened.updated(5, [4])) == Update(2, [4])
 
 
 def test_in_append_mode_an_update_is_refused() -> None:
     with pytest.raises(OutOfOrderError, match=r"update: .* mode APPEND"):
-        session(APPEND).update(1, [])
+        session(APPEND).take_in(session(APPEND).updated(1, []))
 
 
 def test_a_prefix_that_leaves_no_room_is_refused() -> None:
@@ -111,9 +115,9 @@ def test_an_empty_prompt_is_refused_at_finish_and_the_session_stays_open() -> No
     opened = Session(UPDATE, [], [], max_prompt_tokens=9)
 
     with pytest.raises(InvalidInputError, match="finish: the prompt has no tokens"):
-        opened.finish([])
+        opened.take_in(opened.finished_with([]))
 
-    assert opened.append([3]) == Append([3])
+    assert opened.take_in(opened.appended([3])) == Append([3])
 
 
 # Against a plain model.
@@ -164,11 +168,11 @@ def test_any_input_leaves_worker_and_session_with_the_prompt_of_a_plain_model(
             allowed = allowed and bool(head or replaced or tail)
         try:
             if kind == "append":
-                worker.take(opened.append(given_tokens))
+                worker.take(opened.take_in(opened.appended(given_tokens)))
             elif kind == "update":
-                worker.take(opened.update(arguments[1], given_tokens))
+                worker.take(opened.take_in(opened.updated(arguments[1], given_tokens)))
             elif kind == "finish":
-                worker.take(opened.finish(given_tokens))
+                worker.take(opened.take_in(opened.finished_with(given_tokens)))
             else:
                 opened.cancel()
         except ClientFault as error:
@@ -275,13 +279,13 @@ def test_without_a_worker_there_is_room() -> None:
 def test_what_lost_workers_computed_stays_in_the_sums() -> None:
     opened, backlog = session(), Backlog(10, 1000)
     backlog.attach(2)
-    opened.append([3, 4])
+    opened.take_in(opened.appended([3, 4]))
     backlog.sent(4, 2)
     backlog.progressed(progress(inputs=1, computed_tokens=3, prompt_tokens=4, ready_tokens=3, received_tokens=4))
     backlog.detach()
     between = backlog.progress(opened)
     backlog.attach(4)
-    opened.append([5])
+    opened.take_in(opened.appended([5]))
     backlog.sent(5, 1)
     backlog.progressed(progress(computed_tokens=2, prompt_tokens=4, ready_tokens=2, received_tokens=4))
 
@@ -308,7 +312,7 @@ def test_inputs_told_to_the_client_never_go_back(seed: int) -> None:
         elif move == "detach":
             backlog.detach()
         elif move == "append" and backlog.has_room:
-            opened.append([1])
+            opened.take_in(opened.appended([1]))
             if backlog.attached:
                 backlog.sent(len(opened.tokens), 1)
                 sent += 1
