@@ -21,6 +21,10 @@ class Prefilling(Protocol):
         """Nothing more comes to the prompt: its first token is a matter of computing."""
         ...
 
+    async def may_go_on(self) -> None:
+        """Returns once another worker may compute what the one before had."""
+        ...
+
     async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:
         """One try on one worker. Raises WorkerLostError when another one may be tried."""
         ...
@@ -39,6 +43,9 @@ class WholePrompt:
         self._client = client
         self._job = job
         self._now_s = now_s
+
+    async def may_go_on(self) -> None:
+        pass
 
     async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:
         request = wire.PrefillRequest(

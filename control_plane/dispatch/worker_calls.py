@@ -90,6 +90,8 @@ class WorkerCalls:
         yield self._placed_for_prefill(is_whole=is_whole, since_s=started_s)
 
     async def _place_prefill(self, excluded: steps.Excluded) -> AsyncIterator[steps.Event]:
+        if self._membership.usable(wire.POOL_PREFILL):
+            await self._way.may_go_on()
         started_s = self._entered(TraceStage.PLACEMENT)
         self._placement = self._placer.place(self._job, wire.POOL_PREFILL, excluded, avoided=self._avoided(excluded))
         yield self._placed_for_prefill(is_whole=self._way.is_whole, since_s=started_s)

@@ -111,13 +111,14 @@ class Admission:
 
     async def take(self, claimant: Claimant = _ANYBODY, tokens: int = 1) -> Slot:
         """A slot. tokens: that are expected. Raises OverloadedError when the queue is full or the wait too long."""
-        if claimant in self._waiting or not self._has_room(claimant):
-            weight = await self._wait(claimant, tokens)
-        else:
-            self._comes(claimant)
-            weight = self._run(claimant, tokens)
-        started_s = self._now_s()
-        return Slot(tokens, lambda used: self._given_back(claimant, started_s, tokens, used, weight))
+        if self._may_begin(claimant):
+            return self._begun(claimant, tokens)
+        weight = await self._wait(claimant, tokens)
+        return self._slot_of(claimant, tokens, weight)
+
+    def take_free(self, claimant: Claimant = _ANYBODY) -> Slot | None:
+        """A slot that nobody waits for, for no tokens; None where there is none."""
+        return self._begun(claimant, 0) if self._may_begin(claimant) else None
 
     def check_invariants(self) -> None:
         assert self.in_flight == self._running.total(), "who runs is miscounted"
@@ -140,6 +141,18 @@ class Admission:
         as_long = int(self._service_tokens * held_s / self._service_s) if held_s > 0 else 0
         self._put_right(claimant, guessed, max(tokens, as_long), weight)
         self._free(claimant)
+
+    def _may_begin(self, claimant: Claimant) -> bool:
+        """It has to wait for nobody."""
+        return claimant not in self._waiting and self._has_room(claimant)
+
+    def _begun(self, claimant: Claimant, tokens: int) -> Slot:
+        self._comes(claimant)
+        return self._slot_of(claimant, tokens, self._run(claimant, tokens))
+
+    def _slot_of(self, claimant: Claimant, tokens: int, weight: float) -> Slot:
+        started_s = self._now_s()
+        return Slot(tokens, lambda used: self._given_back(claimant, started_s, tokens, used, weight))
 
     def _has_room(self, claimant: Claimant) -> bool:
         if claimant.is_best_effort and self._best_effort >= self._most_best_effort:

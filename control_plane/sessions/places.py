@@ -1,18 +1,24 @@
 """What a streaming session takes of a router: one of the sessions that may be open, and a slot while it has work.
 
 A session that waits for its client's next input computes nothing, and keeps nobody from the router: it gives its slot
-back, and takes one again for what comes next. The number of open sessions is bounded, in all and for each client.
+back, and takes one again for what comes next. One that has lost its worker meanwhile is computed again elsewhere, which
+nobody has asked for: that waits until a slot is free that nobody else wants, or until its client says more. So a worker
+that drains neither fills the queue nor ends a session that finds it full. Its tenant is charged for the time alone.
+The number of open sessions is bounded, in all and for each client.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from cluster_core.errors import OverloadedError
 from cluster_core.tenant_shares import Claimant
 from control_plane.intake.admission import Admission, Slot
 
 _RETRY_AFTER_MS = 1000
+# How often a session without a worker looks for a slot that is free.
+_LOOK_S = 0.5
 
 
 class OpenSessions:
@@ -62,17 +68,40 @@ class SessionSlot:
         self._admission = admission
         self._claimant = claimant
         self._slot: Slot | None = None
+        # Set while one is held.
+        self._is_held = asyncio.Event()
+        self._waits = False
 
     async def hold(self, tokens: int) -> None:
         """Takes one where none is held, for so many tokens more. Raises OverloadedError."""
-        if self._slot is None:
-            self._slot = await self._admission.take(self._claimant, tokens)
-        else:
+        if self._slot is not None:
             self._slot.tokens += tokens
+            return
+        self._waits = True
+        try:
+            self._keep(await self._admission.take(self._claimant, tokens))
+        finally:
+            self._waits = False
+
+    async def hold_again(self) -> None:
+        """Returns once one is held: one that is free, or that an input has waited for."""
+        while self._slot is None:
+            free = None if self._waits else self._admission.take_free(self._claimant)
+            if free is not None:
+                self._keep(free)
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._is_held.wait()
+
+    def _keep(self, slot: Slot) -> None:
+        self._slot = slot
+        self._is_held.set()
 
     def give_back(self, generated_tokens: int = 0) -> None:
         """generated_tokens: of the answer, at the end."""
         slot, self._slot = self._slot, None
+        self._is_held.clear()
         if slot is not None:
             slot.tokens += generated_tokens
             slot.release()

@@ -6,7 +6,7 @@ commands that waited for it are dropped, what they said is in the prompt. Comman
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
@@ -30,14 +30,16 @@ class PromptInPieces:
         backlog: Backlog,
         on_change: Callable[[], None],
         now_s: Callable[[], float],
+        hold_slot: Callable[[], Awaitable[None]],
     ) -> None:
-        """on_change: called whenever the session or its backlog has changed."""
+        """on_change: called whenever the session or its backlog has changed. hold_slot: returns once there is one."""
         self._client = client
         self._job = job
         self._session = session
         self._backlog = backlog
         self._on_change = on_change
         self._now_s = now_s
+        self._hold_slot = hold_slot
         self._commands: deque[Command] = deque()
         self._to_send = asyncio.Event()
         self._whole = asyncio.Event()
@@ -66,6 +68,9 @@ class PromptInPieces:
             if not isinstance(command, Finish):
                 self._backlog.sent(len(self._session.tokens), len(command.token_ids))
         self._on_change()
+
+    async def may_go_on(self) -> None:
+        await self._hold_slot()
 
     async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:
         opening = wire.PrefillSessionOpen(

@@ -172,7 +172,9 @@ class StreamingSessions:
         replaces = opened.mode == generation.SESSION_MODE_UPDATE
         backlog = Backlog(settings.max_unapplied_inputs, settings.max_backlog_tokens, replaces)
         changes = SessionChanges(session, backlog, slot.give_back)
-        pieces = PromptInPieces(self._client, job, session, backlog, changes.note, self._arrivals.now_s)
+        pieces = PromptInPieces(
+            self._client, job, session, backlog, changes.note, self._arrivals.now_s, slot.hold_again
+        )
         events = SessionEvents(context, job, pieces, self._metrics, self._arrivals.send_timeout_s)
 
         async def admit(change: Change) -> None:

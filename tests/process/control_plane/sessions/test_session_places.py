@@ -38,6 +38,12 @@ async def one_slot(*pools: wire.Pool.ValueType) -> AsyncIterator[Cluster]:
         yield cluster
 
 
+def _is_left(cluster: Cluster, worker_id: str) -> bool:
+    """The router has nothing there."""
+    member = cluster.router.membership.get(worker_id)
+    return member is not None and member.in_flight_requests == 0
+
+
 async def test_as_many_idle_sessions_as_there_are_slots_keep_nobody_out_and_are_answered_in_the_end(
     cluster: Cluster,
 ) -> None:
@@ -155,7 +161,9 @@ async def test_an_input_that_waits_for_a_slot_while_its_session_moves_is_compute
         await until(lambda: admission.queued == 1)
 
         await drain(cluster, first.name, move_sessions_after_ms=0)
-        await until(lambda: bool(second.engine.sessions))
+        await until(lambda: _is_left(cluster, first.name))
+        await asyncio.sleep(0.1)
+        assert not second.engine.sessions
         taken.release()
 
         if not finishes:
@@ -165,6 +173,33 @@ async def test_an_input_that_waits_for_a_slot_while_its_session_moves_is_compute
         completion = events[-1].completion
         assert completion.usage.prompt_tokens == len("hello world")
         assert 0 <= completion.session.ttft_from_finish_ms <= completion.session.ttft_from_open_ms
+
+
+async def test_an_idle_session_that_moves_is_computed_again_once_a_slot_is_free_and_takes_no_place_in_the_queue() -> (
+    None
+):
+    async with one_slot(PREFILL, PREFILL, DECODE) as cluster:
+        admission, (first, second, _) = cluster.parts.admission, cluster.workers
+        session = cluster.session()
+        await session.open("hello")
+        await until(lambda: admission.in_flight == 0)
+        taken = await admission.take()
+
+        await drain(cluster, first.name, move_sessions_after_ms=0)
+        await until(lambda: _is_left(cluster, first.name))
+        await asyncio.sleep(0.1)
+        assert not second.engine.sessions and (admission.in_flight, admission.queued) == (1, 0)
+        second.engine.compute_at_most(3)
+        taken.release()
+
+        await until(lambda: bool(second.engine.sessions))
+        assert admission.in_flight == 1
+        second.engine.resume()
+        await until(lambda: admission.in_flight == 0)
+        await session.append(" world")
+        await session.finish()
+        assert text_of(await session.answer()) == session_text("hello world")
+        admission.check_invariants()
 
 
 async def test_a_finished_session_keeps_its_slot_though_its_last_prefill_worker_is_lost() -> None:

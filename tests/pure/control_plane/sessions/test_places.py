@@ -1,11 +1,16 @@
-"""How many sessions may be open, in all and of one client."""
+"""How many sessions may be open, in all and of one client; and the slot that one has while it has work."""
 
+import asyncio
+from collections.abc import Awaitable
 from contextlib import ExitStack
 
 import pytest
 
 from cluster_core.errors import OverloadedError
-from control_plane.sessions.places import OpenSessions, client_of
+from cluster_core.tenant_shares import Claimant
+from control_plane.intake.admission import Admission
+from control_plane.sessions.places import OpenSessions, SessionSlot, client_of
+from tests import simulated_time
 
 
 @pytest.mark.parametrize(
@@ -42,3 +47,71 @@ def test_one_client_does_not_take_the_places_of_others() -> None:
         with pytest.raises(OverloadedError, match="max_open_sessions"), sessions.one_more("ipv4:10.0.0.9:1"):
             pass
     assert len(sessions) == 0
+
+
+# The slot.
+
+
+async def waits(moving: Awaitable[None]) -> "asyncio.Task[None]":
+    """It has begun, and looked several times."""
+    task = asyncio.ensure_future(moving)
+    await asyncio.sleep(3.0)
+    assert not task.done()
+    return task
+
+
+def test_a_session_that_moves_takes_a_slot_that_is_free_and_waits_behind_all_who_wait_for_one() -> None:
+    async def moves() -> None:
+        admission = Admission(1, 1, 30.0)
+        other = await admission.take()
+        slot = SessionSlot(admission, Claimant(0, "a"))
+        moving = await waits(slot.hold_again())
+        assert (admission.in_flight, admission.queued) == (1, 0), "it keeps nobody out of the queue"
+        next_one = asyncio.create_task(admission.take())
+        await asyncio.sleep(0)
+        other.release()
+        await waits(asyncio.shield(moving))
+        (await next_one).release()
+        await moving
+        assert admission.in_flight == 1
+        await slot.hold_again()
+        assert admission.in_flight == 1, "it has one already"
+        slot.give_back()
+        assert admission.in_flight == 0
+        admission.check_invariants()
+
+    simulated_time.run(moves())
+
+
+def test_a_session_that_moves_goes_on_with_the_slot_that_its_next_input_has_waited_for_and_takes_no_other_one() -> None:
+    async def moves() -> None:
+        admission = Admission(2, 4, 30.0)
+        others = [await admission.take() for _ in range(2)]
+        slot = SessionSlot(admission, Claimant(0, "a"))
+        moving = await waits(slot.hold_again())
+        sending = asyncio.create_task(slot.hold(5))
+        await asyncio.sleep(0)
+        assert admission.queued == 1
+        for other in others:
+            other.release()
+        await asyncio.gather(moving, sending)
+        assert (admission.in_flight, admission.queued) == (1, 0)
+        slot.give_back()
+        assert admission.in_flight == 0
+        admission.check_invariants()
+
+    simulated_time.run(moves())
+
+
+def test_a_session_that_ends_while_it_moves_leaves_nothing() -> None:
+    async def moves() -> None:
+        admission = Admission(1, 1, 30.0)
+        other = await admission.take()
+        moving = await waits(SessionSlot(admission, Claimant(0, "a")).hold_again())
+        moving.cancel()
+        await asyncio.wait({moving})
+        other.release()
+        assert (admission.in_flight, admission.queued) == (0, 0)
+        admission.check_invariants()
+
+    simulated_time.run(moves())
