@@ -8,7 +8,7 @@ anything. See `tenant_rates` for what is decided by it.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 
 from cluster_core.clock import monotonic_s
 from cluster_wire import registry
@@ -119,6 +119,16 @@ class SharedRates:
 
     def spend(self, tenant: str, tokens: int) -> None:
         self.rates.spend(tenant, tokens, self._now_s())
+
+    @contextlib.contextmanager
+    def waiting(self, tenant: str, tokens: int) -> Iterator[None]:
+        """The block waits for a slot for so many tokens. They are spent at its end; where it raises, none are."""
+        self.rates.waits(tenant, tokens)
+        try:
+            yield
+        finally:
+            self.rates.waits(tenant, -tokens)
+        self.spend(tenant, tokens)
 
     async def share(self) -> None:
         """Tells what was spent, and takes over what there is. Raises one of REDIS_DOWN."""

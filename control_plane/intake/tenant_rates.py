@@ -7,9 +7,11 @@ says then, less what it has spent since. So one router that has all of a tenant'
 get it between them. What is spent in between at other routers is known a moment later, as a debt.
 
 A request is taken while neither bucket is in debt, whatever it costs: requests at its beginning, the tokens of the
-prompt when they are counted, those of the answer when it has ended. max_tokens is not charged. A bucket that is in debt
-fills first, so that over time a tenant gets its rate and no more. An answer that goes on at another router is charged,
-too, and refused only below a burst of debt: it was taken once.
+prompt when it has a slot, those of the answer when it has ended. max_tokens is not charged. What waits for a slot
+counts at its own router as if it were spent, and is not until it has one: nothing ever comes back to a bucket, which
+may have forgotten a part of it. A bucket that is in debt fills first, so that over time a tenant gets its rate and no
+more. An answer that goes on at another router is charged, too, and refused only below a burst of debt: it was taken
+once.
 
 While Redis does not answer a router goes on with its part, and neither lets everything through nor nothing.
 """
@@ -65,6 +67,8 @@ class TenantRates:
     limits_of: LimitsOf
     routers: int = 1
     refused: Counter[Limit] = field(default_factory=Counter)
+    # Tokens by tenant of what waits for a slot.
+    waiting: Counter[str] = field(default_factory=Counter)
     _number: int = 0
     # The one that was seen last comes last.
     _parts: OrderedDict[str, dict[Limit, _Part]] = field(default_factory=OrderedDict)
@@ -82,18 +86,24 @@ class TenantRates:
         is_new = tenant not in self._parts
         for limit, rate_per_s in _rates(limits):
             part = self._part(tenant, limit, rate_per_s, limits.burst_s, now_s)
-            owed = rate_per_s * limits.burst_s / self.routers if resumed else 0.0
-            if part.balance + owed <= 0:
+            may_owe = rate_per_s * limits.burst_s / self.routers if resumed else 0.0
+            left = part.balance + may_owe - (self.waiting[tenant] if limit == "tokens_per_s" else 0)
+            if left <= 0:
                 self.refused[limit] += 1
-                raise _refusal(tenant, limit, rate_per_s, -(part.balance + owed) * self.routers / rate_per_s)
+                raise _refusal(tenant, limit, rate_per_s, -left * self.routers / rate_per_s)
         self._spend(tenant, "requests_per_s", 1.0, now_s)
         return is_new and tenant in self._parts
 
     def spend(self, tenant: str, tokens: int, now_s: float) -> None:
-        """What a request took, once that is known: nobody is refused for it any more. Below 0: comes back, of one that
-        got no slot."""
+        """What a request took, once that is known: nobody is refused for it any more."""
         if tokens:
             self._spend(tenant, "tokens_per_s", tokens, now_s)
+
+    def waits(self, tenant: str, tokens: int) -> None:
+        """So many more of them wait for a slot. Below 0: no more, whatever came of it."""
+        self.waiting[tenant] += tokens
+        if not self.waiting[tenant]:
+            del self.waiting[tenant]
 
     def tenants(self) -> list[str]:
         """Whose buckets are not full, as far as this router knows."""
@@ -138,6 +148,7 @@ class TenantRates:
 
     def check_invariants(self) -> None:
         assert len(self._parts) <= _MOST_TENANTS, "more tenants are known than may be"
+        assert all(tokens > 0 for tokens in self.waiting.values()), "nobody waits, and is counted"
         for parts in self._parts.values():
             assert all(part.is_behind or not part.telling for part in parts.values()), "a report is on its way"
 

@@ -232,15 +232,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         slot costs its tenant nothing. Raises OverloadedError, DeadlineError."""
         claimant, prompt_tokens = Claimant(jobs[0].priority, jobs[0].tenant), len(jobs[0].token_ids)
         had_tokens = sum(len(job.emitted) for job in jobs)
-        self._arrivals.rates.spend(claimant.tenant, prompt_tokens + had_tokens)
         try:
-            async with asyncio.timeout(jobs[0].remaining_s(self._arrivals.now_s())):
-                slot = await self._admission.take(claimant, prompt_tokens + sum(job.max_tokens for job in jobs))
-        except BaseException as error:
-            self._arrivals.rates.spend(claimant.tenant, -prompt_tokens - had_tokens)
-            if isinstance(error, TimeoutError):
-                raise DeadlineError("the request's deadline passed while it waited for a place") from None
-            raise
+            with self._arrivals.rates.waiting(claimant.tenant, prompt_tokens + had_tokens):
+                async with asyncio.timeout(jobs[0].remaining_s(self._arrivals.now_s())):
+                    slot = await self._admission.take(claimant, prompt_tokens + sum(job.max_tokens for job in jobs))
+        except TimeoutError:
+            raise DeadlineError("the request's deadline passed while it waited for a place") from None
         try:
             yield
         finally:

@@ -137,12 +137,8 @@ class StreamingSessions:
 
     async def _hold(self, slot: SessionSlot, tenant: str, tokens: int) -> None:
         """What came costs its tenant nothing where the session gets no slot for it. Raises OverloadedError."""
-        self._arrivals.rates.spend(tenant, tokens)
-        try:
+        with self._arrivals.rates.waiting(tenant, tokens):
             await slot.hold(tokens)
-        except BaseException:
-            self._arrivals.rates.spend(tenant, -tokens)
-            raise
 
     async def _open_message(self, context: Context, timeout_s: float) -> api.SessionOpen:
         message = await next_message(context, timeout_s, "streaming.open_timeout_s")

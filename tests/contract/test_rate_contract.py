@@ -78,6 +78,36 @@ async def test_what_one_router_has_spent_another_one_knows(redis: Connect) -> No
     await second.close()
 
 
+async def test_what_gets_no_slot_leaves_a_bucket_that_owes_all_it_may_as_it_was(redis: Connect) -> None:
+    shared = router(redis)
+    shared.begin("acme")
+    shared.spend("acme", 10**9)
+    await shared.share()
+    with pytest.raises(ZeroDivisionError), shared.waiting("acme", 10**6):
+        await shared.share()
+        raise ZeroDivisionError
+    await shared.share()
+    client = redis()
+    (level,) = await client.eval(SPEND, 2, KEY, f"{KEY}:a", 3600, 60_000, LIMITS.tokens_per_s, BURST, 0, 1)
+    assert float(level) == pytest.approx(-3600 * 0.01, abs=0.5)
+    await client.aclose()
+    await shared.close()
+
+
+async def test_what_has_a_slot_is_spent_once(redis: Connect) -> None:
+    shared = router(redis)
+    shared.begin("acme")
+    with shared.waiting("acme", 25):
+        await shared.share()
+        with pytest.raises(OverloadedError, match="has had its tokens"):
+            shared.begin("acme")
+    await shared.close()
+    client = redis()
+    (level,) = await client.eval(SPEND, 2, KEY, f"{KEY}:a", 3600, 60_000, LIMITS.tokens_per_s, BURST, 0, 1)
+    assert float(level) == pytest.approx(BURST - 25, abs=0.5)
+    await client.aclose()
+
+
 async def test_a_router_that_ends_tells_what_it_has_not_told(redis: Connect) -> None:
     first = router(redis)
     first.begin("acme")

@@ -268,15 +268,50 @@ def test_tenants_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert len(rates) == 5
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-def test_tokens_that_come_back_are_there_again_and_fill_no_bucket_beyond_its_burst(is_told: bool) -> None:
+def test_what_waits_for_a_slot_counts_at_its_router_until_it_has_one_or_gets_none() -> None:
     routers = Routers(1, TenantLimits(tokens_per_s=RATE, burst_s=BURST_S))
-    assert routers.asks(0, tokens=1000)
-    if is_told:
-        routers.pass_s(0.0)
-    assert not routers.asks(0)
-    for _ in range(2):
-        routers.rates[0].spend("acme", -1000, routers.now_s)
-        routers.pass_s(0.0)
+    rates = routers.rates[0]
+    rates.waits("acme", 1000)
+    routers.pass_s(0.0)
+    with pytest.raises(OverloadedError) as raised:
+        rates.begin("acme", routers.now_s)
+    assert raised.value.retry_after_ms == pytest.approx((1000 - RATE * BURST_S) / RATE * 1000)
+    rates.waits("acme", -1000)
+    routers.pass_s(0.0)
     assert routers.asks(0, tokens=21)
     assert not routers.asks(0)
+    rates.check_invariants()
+
+
+def tokens_of_ten_minutes(cancelled: int) -> int:
+    """Four prompts in each second are answered, as often as they are taken; so many more give up before they have a
+    slot. One of them owes more than an hour."""
+    routers = Routers(1, TenantLimits(tokens_per_s=RATE, burst_s=BURST_S))
+    rates, large, spent = routers.rates[0], int(2 * MOST_DEBT_S * RATE), 0
+    for _ in range(600):
+        # Text is taken before its tokens are known.
+        taken = 0
+        while taken < 4 + cancelled and routers.asks(0):
+            taken += 1
+        given_up = max(taken - 4, 0)
+        rates.waits("acme", given_up * large)
+        for _ in range(taken - given_up):
+            rates.spend("acme", large, routers.now_s)
+            spent += large
+        routers.pass_s(0.5)
+        rates.waits("acme", -given_up * large)
+        routers.pass_s(0.5)
+    return spent
+
+
+def test_prompts_that_give_up_waiting_bring_back_nothing_that_was_not_taken_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert tokens_of_ten_minutes(cancelled=8) == tokens_of_ten_minutes(cancelled=0)
+
+    def charged_at_once(self: TenantRates, tenant: str, tokens: int) -> None:
+        # A planted bug is private: all tokens come back, also those that were forgotten beyond the most debt.
+        self._spend(tenant, "tokens_per_s", tokens, self._parts[tenant]["tokens_per_s"].since_s)
+
+    planted(monkeypatch, TenantRates, "waits", charged_at_once)
+    assert tokens_of_ten_minutes(cancelled=8) > 100 * tokens_of_ten_minutes(cancelled=0)
