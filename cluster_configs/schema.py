@@ -403,10 +403,16 @@ class RouterSection(Section):
     max_in_flight_requests: int = Field(256, ge=1, le=100_000)
     max_queued_requests: int = Field(256, ge=0, le=100_000, description="Above this: RESOURCE_EXHAUSTED.")
     tenant_share: float = Field(
-        1.0, gt=0, le=1, description="Of max_in_flight_requests, that one tenant may have; see docs/access.md."
+        1.0,
+        gt=0,
+        le=1,
+        description="Of max_in_flight_requests and max_prompt_mib, that one tenant may have; see docs/access.md.",
     )
     best_effort_share: float = Field(
-        0.5, gt=0, le=1, description="Of max_in_flight_requests, that requests of a priority above 0 may have in all."
+        0.5,
+        gt=0,
+        le=1,
+        description="Of max_in_flight_requests and max_prompt_mib, that priorities above 0 may have in all.",
     )
     queue_timeout_s: Seconds = 30.0
     request_timeout_s: Seconds = Field(600.0, description="Longest a request may take, whatever deadline it brings.")

@@ -56,7 +56,8 @@ class Slot:
 
 
 class Admission:
-    """One router's slots. Of these, what may be had by one tenant: tenant_share; by best effort: best_effort_share."""
+    """One router's slots, and its memory for prompts. Of either may be had by one tenant: tenant_share; by best effort:
+    best_effort_share."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Admission:
         best_effort_share: float = 1.0,
         weight_of: WeightOf = lambda tenant: 1.0,
     ) -> None:
-        self.prompts = PromptMemory(max_prompt_bytes)
+        self.prompts = PromptMemory(max_prompt_bytes, tenant_share, best_effort_share, now_s)
         self._max_in_flight = max_in_flight
         self._most_of_tenant = max(1, int(max_in_flight * tenant_share))
         self._most_best_effort = max(1, int(max_in_flight * best_effort_share))

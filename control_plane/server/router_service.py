@@ -175,9 +175,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         trace, arrived_s = lifecycle.trace, lifecycle.trace.began_s
         # Text is there while it waits to be tokenized, and as long as its request.
         as_tokens, had = request.ByteSize() // TOKEN_BYTES, sum(len(each.token_ids) for each in received)
-        with self._admission.prompts.holding(as_tokens + had) as held:
-            caller = self._arrivals.access.identity(context)
-            trace.tenant, trace.priority = caller.tenant, request.priority
+        caller = self._arrivals.access.identity(context)
+        trace.tenant, trace.priority = caller.tenant, request.priority
+        claimant = Claimant(request.priority, caller.tenant)
+        with self._admission.prompts.holding(as_tokens + had, claimant) as held:
             self._arrivals.rates.begin(caller.tenant, resumed=bool(received))
             token_ids, scope = await self._checked(request, received, caller, trace)
             held.resize(max(as_tokens, len(token_ids)) + had)

@@ -93,6 +93,8 @@ class StreamingSessions:
         event_log.about(lifecycle.request_id, f"{trace.trace_id:032x}")
         trace.begin(arrived_s)
         trace.tenant, trace.priority = caller.tenant, opened.priority
+        claimant = Claimant(opened.priority, caller.tenant)
+        held.belongs_to(claimant)
         held.resize(opened.ByteSize() // TOKEN_BYTES)
         model = await self._first_worker.model()
         self._arrivals.rates.begin(caller.tenant, resumed=bool(opened.received.token_ids))
@@ -118,7 +120,7 @@ class StreamingSessions:
         taken_s = self._arrivals.now_s()
         job.own_s = taken_s - arrived_s
         trace.enter(TraceStage.ADMISSION, taken_s)
-        slot = SessionSlot(self._admission, Claimant(opened.priority, caller.tenant))
+        slot = SessionSlot(self._admission, claimant)
         try:
             async with asyncio.timeout(job.remaining_s(taken_s)):
                 await self._hold(slot, caller.tenant, brought)

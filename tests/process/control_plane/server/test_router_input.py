@@ -16,6 +16,7 @@ from cluster_core.engine_jobs import StructuredOutputs
 from control_plane.model.lifecycle import State
 from tests.fakes.answers import collected, failure, field_of, retry_after_ms, text_of, whole_text
 from tests.fakes.cluster import CLIENT_DEADLINE_S, DECODE, PREFILL, Cluster, running_cluster, until
+from tests.fakes.session_call import session_open
 
 # Waiting.
 
@@ -107,6 +108,28 @@ async def test_the_text_of_a_request_that_waits_for_a_worker_is_counted_and_give
     await until(lambda: prompts.used_bytes > 9_900)
     call.cancel()
     await until(lambda: prompts.used_bytes == 0)
+
+
+async def test_best_effort_that_waits_leaves_memory_for_the_prompts_of_others() -> None:
+    text = "x" * 400_000
+    async with running_cluster(router__max_prompt_mib=1) as empty:
+        prompts = empty.parts.admission.prompts
+        waiting = [empty.call(text, priority=1)]
+        await until(lambda: prompts.used_bytes > 390_000)
+
+        refused = await failure(empty.call(text, priority=2))
+        assert "router.best_effort_share" in (refused.details() or "")
+        assert retry_after_ms(refused) is not None
+        session = empty.session()
+        await session.send(open=session_open(text, "APPEND", priority=1))
+        assert "router.best_effort_share" in ((await session.failure()).details() or "")
+
+        waiting.append(empty.call(text))
+        await until(lambda: prompts.used_bytes > 790_000)
+        for call in waiting:
+            call.cancel()
+        await until(lambda: prompts.used_bytes == 0)
+        prompts.check_invariants()
 
 
 async def test_a_router_that_stops_lets_go_who_waits_for_a_worker() -> None:
