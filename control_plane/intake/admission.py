@@ -5,11 +5,15 @@ fairly. A slot that is free goes to the tenant that has had the fewest tokens fo
 (`cluster_core.tenant_shares`), and of its requests to the one that has waited longest. Who holds a slot for longer than
 its tokens take at the recent pace of all has had the tokens of that time. A full queue takes a request in place of the
 latest one of a higher number, and of a tenant that has fewer waiting for its weight than another one in place of that
-one's latest (longest queue drop, Suter et al. 1998). No tenant has more slots than its share. Without tenants all are
-one, and who waits longest is next.
+one's latest (longest queue drop, Suter et al. 1998). No tenant is given a slot beyond its share. Without tenants all
+are one, and who waits longest is next.
 
 Requests of a priority above 0 are best effort. They have a part of the slots at most, so that the others need not wait
 for one of them to end.
+
+A request of several choices takes a slot for each. It begins where one is free, as any, and those that it is short of
+are owed: nobody else begins for as long. So it need not wait for many at once, and one that wants more than there are
+is answered, too.
 
 The hint that goes with a refusal is the time the queue needs at the recent pace, between 100 ms and 30 s.
 """
@@ -33,16 +37,18 @@ _ANYBODY = Claimant()
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """Of one request. given: the weight that it begins with. number: who comes later has a higher one."""
+    """Of one request, for so many slots. given: the weight that it begins with. number: who comes later has a higher
+    one."""
 
     given: asyncio.Future[float]
     tokens: int
+    slots: int
     number: int
 
 
 class Slot:
-    """A place among the running requests, until it is given back. tokens: of prompt and answer, as they are expected,
-    until its holder knows better."""
+    """A place among the running requests, or one for each choice, until it is given back. tokens: of prompt and
+    answers, as they are expected, until its holder knows better."""
 
     def __init__(self, tokens: int, give_back: Callable[[int], None]) -> None:
         self.tokens = tokens
@@ -90,7 +96,7 @@ class Admission:
         self._came = 0
         self._weight_of = weight_of
         self._shares = TenantShares()
-        # How much each has here, running or waiting.
+        # How much each has here: slots, and requests that wait.
         self._here: Counter[Claimant] = Counter()
 
     @property
@@ -110,16 +116,19 @@ class Admission:
         finally:
             slot.release()
 
-    async def take(self, claimant: Claimant = _ANYBODY, tokens: int = 1) -> Slot:
-        """A slot. tokens: that are expected. Raises OverloadedError when the queue is full or the wait too long."""
+    async def take(self, claimant: Claimant = _ANYBODY, tokens: int = 1, slots: int = 1) -> Slot:
+        """A slot, or several in one. tokens: that are expected.
+
+        Raises OverloadedError when the queue is full or the wait too long.
+        """
         if self._may_begin(claimant):
-            return self._begun(claimant, tokens)
-        weight = await self._wait(claimant, tokens)
-        return self._slot_of(claimant, tokens, weight)
+            return self._begun(claimant, tokens, slots)
+        weight = await self._wait(claimant, tokens, slots)
+        return self._slot_of(claimant, tokens, slots, weight)
 
     def take_free(self, claimant: Claimant = _ANYBODY) -> Slot | None:
         """A slot that nobody waits for, for no tokens; None where there is none."""
-        return self._begun(claimant, 0) if self._may_begin(claimant) else None
+        return self._begun(claimant, 0, 1) if self._may_begin(claimant) else None
 
     def check_invariants(self) -> None:
         assert self.in_flight == self._running.total(), "who runs is miscounted"
@@ -134,26 +143,30 @@ class Admission:
         expected_s = self._service_s * (self.queued + 1) / self._max_in_flight
         return round(min(max(expected_s * 1000, 100), 30_000))
 
-    def _given_back(self, claimant: Claimant, started_s: float, guessed: int, tokens: int, weight: float) -> None:
-        held_s = self._now_s() - started_s
+    def _note_pace(self, held_s: float, tokens: int, slots: int) -> int:
+        """How many tokens slots that were held for so long are worth."""
         self._service_s += _PACE_WEIGHT * (held_s - self._service_s)
-        self._service_tokens += _PACE_WEIGHT * (tokens - self._service_tokens)
+        self._service_tokens += _PACE_WEIGHT * (tokens / slots - self._service_tokens)
         # Where all have taken no time, so has this one.
-        as_long = int(self._service_tokens * held_s / self._service_s) if held_s > 0 else 0
-        self._put_right(claimant, guessed, max(tokens, as_long), weight)
-        self._free(claimant)
+        return int(slots * self._service_tokens * held_s / self._service_s) if held_s > 0 else 0
 
     def _may_begin(self, claimant: Claimant) -> bool:
         """It has to wait for nobody."""
         return claimant not in self._waiting and self._has_room(claimant)
 
-    def _begun(self, claimant: Claimant, tokens: int) -> Slot:
+    def _begun(self, claimant: Claimant, tokens: int, slots: int) -> Slot:
         self._comes(claimant)
-        return self._slot_of(claimant, tokens, self._run(claimant, tokens))
+        return self._slot_of(claimant, tokens, slots, self._run(claimant, tokens, slots))
 
-    def _slot_of(self, claimant: Claimant, tokens: int, weight: float) -> Slot:
+    def _slot_of(self, claimant: Claimant, tokens: int, slots: int, weight: float) -> Slot:
         started_s = self._now_s()
-        return Slot(tokens, lambda used: self._given_back(claimant, started_s, tokens, used, weight))
+
+        def give_back(used: int) -> None:
+            as_long = self._note_pace(self._now_s() - started_s, used, slots)
+            self._put_right(claimant, tokens, max(used, as_long), slots, weight)
+            self._free(claimant, slots)
+
+        return Slot(tokens, give_back)
 
     def _has_room(self, claimant: Claimant) -> bool:
         if claimant.is_best_effort and self._best_effort >= self._most_best_effort:
@@ -166,33 +179,36 @@ class Admission:
             self._shares.comes(claimant)
         self._here[claimant] += 1
 
-    def _goes(self, claimant: Claimant) -> None:
-        self._here[claimant] -= 1
+    def _goes(self, claimant: Claimant, slots: int = 1) -> None:
+        self._here[claimant] -= slots
         if self._here[claimant]:
             return
         del self._here[claimant]
         self._shares.leaves(claimant)
 
-    def _run(self, claimant: Claimant, tokens: int) -> float:
+    def _run(self, claimant: Claimant, tokens: int, slots: int) -> float:
         """The weight that it begins with."""
-        self._running[claimant.tenant] += 1
-        self._in_flight += 1
-        self._best_effort += claimant.is_best_effort
+        self._running[claimant.tenant] += slots
+        self._in_flight += slots
+        self._best_effort += slots * claimant.is_best_effort
+        # One of them was counted when it came.
+        self._here[claimant] += slots - 1
         weight = self._weight_of(claimant.tenant)
-        self._shares.begins(claimant, max(tokens, LEAST_TOKENS), weight)
+        self._shares.begins(claimant, max(tokens, slots * LEAST_TOKENS), weight)
         return weight
 
-    def _put_right(self, claimant: Claimant, guessed: int, tokens: int, weight: float) -> None:
+    def _put_right(self, claimant: Claimant, guessed: int, tokens: int, slots: int, weight: float) -> None:
         """What was taken for `guessed` tokens when it began took so many."""
-        self._shares.put_right(claimant, max(tokens, LEAST_TOKENS) - max(guessed, LEAST_TOKENS), weight)
+        least = slots * LEAST_TOKENS
+        self._shares.put_right(claimant, max(tokens, least) - max(guessed, least), weight)
 
-    def _free(self, claimant: Claimant) -> None:
-        self._running[claimant.tenant] -= 1
-        self._in_flight -= 1
-        self._best_effort -= claimant.is_best_effort
+    def _free(self, claimant: Claimant, slots: int) -> None:
+        self._running[claimant.tenant] -= slots
+        self._in_flight -= slots
+        self._best_effort -= slots * claimant.is_best_effort
         if not self._running[claimant.tenant]:
             del self._running[claimant.tenant]
-        self._goes(claimant)
+        self._goes(claimant, slots)
         self._give()
 
     def _give(self) -> None:
@@ -208,7 +224,7 @@ class Admission:
                 self._leave(first, wait)
                 continue
             self._take_out(first, wait)
-            wait.given.set_result(self._run(first, wait.tokens))
+            wait.given.set_result(self._run(first, wait.tokens, wait.slots))
 
     def _place(self, claimant: Claimant) -> tuple[int, float, int]:
         """Of those who wait; the lowest is next, and of equals who waits longest."""
@@ -218,11 +234,11 @@ class Admission:
             self._waiting[claimant][0].number,
         )
 
-    async def _wait(self, claimant: Claimant, tokens: int) -> float:
+    async def _wait(self, claimant: Claimant, tokens: int, slots: int) -> float:
         """The weight that it begins with. Raises OverloadedError."""
         self._make_room(claimant)
         self._came += 1
-        wait = _Wait(asyncio.get_running_loop().create_future(), tokens, self._came)
+        wait = _Wait(asyncio.get_running_loop().create_future(), tokens, slots, self._came)
         self._comes(claimant)
         self._waiting.setdefault(claimant, deque()).append(wait)
         self._queued += 1
@@ -266,8 +282,8 @@ class Admission:
         if not wait.given.done() or wait.given.cancelled():
             self._leave(claimant, wait)
         elif wait.given.exception() is None:
-            self._put_right(claimant, wait.tokens, 0, wait.given.result())
-            self._free(claimant)
+            self._put_right(claimant, wait.tokens, 0, wait.slots, wait.given.result())
+            self._free(claimant, wait.slots)
 
     def _leave(self, claimant: Claimant, wait: _Wait) -> None:
         """Who has left already does nothing."""

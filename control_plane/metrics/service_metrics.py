@@ -49,7 +49,11 @@ class ServiceCollector(LoopCollector):
         router, status = self._config.router, self._status()
         return [
             gauges("rachis_build_info", "1 for the version of the router", ("version",), {(status.version,): 1.0}),
-            gauge("rachis_router_in_flight_requests", "Requests that have a slot", status.in_flight_requests),
+            gauge(
+                "rachis_router_in_flight_requests",
+                "Slots that are taken, one for each choice of a request",
+                status.in_flight_requests,
+            ),
             gauge("rachis_router_max_in_flight_requests", "Slots that there are", router.max_in_flight_requests),
             gauge("rachis_router_queued_requests", "Requests that wait for a slot", status.queued_requests),
             gauge(

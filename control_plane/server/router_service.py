@@ -229,14 +229,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     @asynccontextmanager
     async def _slot(self, jobs: Sequence[Job]) -> AsyncIterator[None]:
-        """Held while the block runs. What the answers inside have taken is known at their end; a prompt that gets no
-        slot costs its tenant nothing. Raises OverloadedError, DeadlineError."""
+        """Held while the block runs, one for each choice. What the answers inside have taken is known at their end; a
+        prompt that gets no slot costs its tenant nothing. Raises OverloadedError, DeadlineError."""
         claimant, prompt_tokens = Claimant(jobs[0].priority, jobs[0].tenant), len(jobs[0].token_ids)
         had_tokens = sum(len(job.emitted) for job in jobs)
         try:
             with self._arrivals.rates.waiting(claimant.tenant, prompt_tokens + had_tokens):
                 async with asyncio.timeout(jobs[0].remaining_s(self._arrivals.now_s())):
-                    slot = await self._admission.take(claimant, prompt_tokens + sum(job.max_tokens for job in jobs))
+                    expected = prompt_tokens + sum(job.max_tokens for job in jobs)
+                    slot = await self._admission.take(claimant, expected, slots=len(jobs))
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while it waited for a place") from None
         try:

@@ -97,6 +97,23 @@ async def test_the_others_wait_for_the_first_token_of_the_first(cluster: Cluster
     assert len(engine.jobs) == 3
 
 
+async def test_each_choice_takes_a_slot_and_one_request_may_want_more_than_there_are() -> None:
+    async with running_cluster(router__max_in_flight_requests=2) as cluster:
+        await cluster.add(PREFILL)
+        engine, admission = (await cluster.add(DECODE)).engine, cluster.parts.admission
+        engine.hold_before(4)
+        running = asyncio.create_task(collected(ask(cluster, 5, **SEEDED)))
+        await engine.held.wait()
+        assert admission.in_flight == 5
+        waiting = asyncio.create_task(cluster.generate())
+        await until(lambda: admission.queued == 1)
+        engine.resume()
+        assert texts_of(await running, 5) == [whole_text(seed=5 + choice) for choice in range(5)]
+        assert "".join(each.delta.text for each in await waiting) == whole_text()
+        await until(lambda: admission.in_flight == 0)
+        admission.check_invariants()
+
+
 async def test_a_client_that_leaves_ends_all_choices(cluster: Cluster) -> None:
     engine = named(cluster, "decode-0").engine
     engine.hold_before(4)

@@ -9,18 +9,24 @@ from control_plane.intake.admission import Admission
 class Holder:
     """A request that holds a slot until it is told to leave."""
 
-    def __init__(self, admission: Admission, tenant: str = "", priority: int = 0, tokens: int = 1) -> None:
+    def __init__(
+        self, admission: Admission, tenant: str = "", priority: int = 0, tokens: int = 1, slots: int = 1
+    ) -> None:
         self.tenant = tenant
         self.tokens = tokens
+        self.slots = slots
         self.claimant = Claimant(priority, tenant)
         self.entered = asyncio.Event()
         self.leave = asyncio.Event()
         self.task = asyncio.create_task(self._run(admission))
 
     async def _run(self, admission: Admission) -> None:
-        async with admission.slot(self.claimant, self.tokens):
+        slot = await admission.take(self.claimant, self.tokens, self.slots)
+        try:
             self.entered.set()
             await self.leave.wait()
+        finally:
+            slot.release()
 
     async def done(self) -> None:
         self.leave.set()

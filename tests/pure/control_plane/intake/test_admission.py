@@ -267,7 +267,9 @@ async def test_nothing_is_lost_and_nobody_waits_for_nothing_whatever_comes(seed:
         kind = rng.random()
         living = [holder for holder in holders if not holder.task.done()]
         if kind < 0.5 or not living:
-            holders.append(Holder(admission, rng.choice("aaaabc"), rng.choice((-1, 0, 0, 2))))
+            holders.append(
+                Holder(admission, rng.choice("aaaabc"), rng.choice((-1, 0, 0, 2)), 1, rng.choice((1, 1, 1, 3)))
+            )
         elif kind < 0.85:
             rng.choice(living).leave.set()
         else:
@@ -276,23 +278,26 @@ async def test_nothing_is_lost_and_nobody_waits_for_nothing_whatever_comes(seed:
             continue
         await settle()
         living = [holder for holder in holders if not holder.task.done()]
-        running = Counter(holder.tenant for holder in living if holder.entered.is_set())
+        running = Counter[str]()
+        for holder in living:
+            running[holder.tenant] += holder.slots * holder.entered.is_set()
         waiting = Counter(holder.tenant for holder in living if not holder.entered.is_set())
         assert counts(admission) == (running.total(), waiting.total())
         admission.check_invariants()
-        assert running.total() <= most and waiting.total() <= queue
+        # The last one to begin may be short of two of its three slots.
+        assert running.total() <= most + 2 and waiting.total() <= queue
         own = max(1, int(most * share))
-        assert all(count <= own for count in running.values())
-        best_effort = sum(holder.claimant.is_best_effort for holder in living if holder.entered.is_set())
+        assert all(count <= own + 2 for count in running.values())
+        best_effort = sum(holder.slots * holder.claimant.is_best_effort for holder in living if holder.entered.is_set())
         has_room = best_effort < max(1, int(most * spare))
-        assert best_effort <= max(1, int(most * spare))
+        assert best_effort <= max(1, int(most * spare)) + 2
         may_run = [
             holder
             for holder in living
             if not holder.entered.is_set() and (has_room or not holder.claimant.is_best_effort)
         ]
         if running.total() < most:
-            assert all(running[holder.tenant] == own for holder in may_run), (
+            assert all(running[holder.tenant] >= own for holder in may_run), (
                 "a slot is free, and somebody who may have it waits"
             )
     await finish(holders)
