@@ -118,6 +118,8 @@ class Candidates:
     # Of this router: requests whose prompts still arrive, and until what has come of them is expected to be computed.
     arriving: Floats
     arriving_s: Floats
+    # Of the prompts of a request's class, what engines compute after it; None where nothing is left out.
+    behind_s: "Floats | None" = None
 
     def queue_at_pace_s(self, pace: Floats, *, best_effort: bool) -> Floats:
         """What a request of that class waits for, in engine time, where workers have but a share of it for prefills. A
@@ -128,6 +130,9 @@ class Candidates:
         if not best_effort:
             late_s = np.where((self.ahead.pending_s <= 0) & (self.others_ahead_s > 0), 0.0, late_s)
         queue: Floats = waits.left_s(pace) + late_s + others_s
+        if self.behind_s is not None:
+            # What has been done of a prompt may have been done of one that is behind.
+            queue = np.minimum(queue, np.maximum(waits.pending_s + others_s - self.behind_s, 0.0) + late_s)
         return queue
 
     def before(self, *, best_effort: bool) -> "Candidates":
@@ -138,6 +143,16 @@ class Candidates:
             self,
             in_flight_requests=np.maximum(self.in_flight_requests - self.overtaken, 0.0),
             in_flight_tokens=np.maximum(self.in_flight_tokens - self.overtaken_tokens, 0.0),
+        )
+
+    def without(self, behind: Floats) -> "Candidates":
+        """With what engines compute before a request alone. behind: see `Membership.behind`."""
+        seconds, requests, tokens = behind
+        return replace(
+            self,
+            in_flight_requests=np.maximum(self.in_flight_requests - requests, 0.0),
+            in_flight_tokens=np.maximum(self.in_flight_tokens - tokens, 0.0),
+            behind_s=seconds,
         )
 
     @property

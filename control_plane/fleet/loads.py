@@ -10,6 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster_core.tenant_shares import Claimant
+from control_plane.fleet.tenant_lines import TenantLines
+
 Floats: TypeAlias = "NDArray[np.float64]"
 
 
@@ -77,6 +80,9 @@ class Work:
     decodes: bool = True
     # Engines prefill others first, those that come later too.
     best_effort: bool = False
+    # Whose turn at the engine it waits for, and the weight of that tenant; None where nobody asks.
+    whose: Claimant | None = None
+    weight: float = 1.0
 
     @property
     def context_tokens(self) -> float:
@@ -105,6 +111,7 @@ class Loads:
         self._columns: Floats = np.zeros((len(Load), 8))
         self._free = list(range(self._columns.shape[1]))
         self._turn = 0
+        self.lines = TenantLines()
 
     def take_row(self) -> int:
         if not self._free:
@@ -113,6 +120,7 @@ class Loads:
             self._free = list(range(rows, 2 * rows))
         row = self._free.pop(0)
         self._columns[:, row] = 0
+        self.lines.forget(row)
         return row
 
     def give_back(self, row: int) -> None:
@@ -139,6 +147,7 @@ class Loads:
                 load[pending] += work.pending_s
         load[: Load.PENDING_S] += (1, work.tokens, work.uncomputed_tokens)
         self._stand(row, work, 1)
+        self.lines.add(row, work)
 
     def end(self, row: int, work: Work, now_s: float) -> None:
         """The request is gone; a prefill that is not over is given up, which is no progress of the worker's."""
@@ -171,6 +180,7 @@ class Loads:
             if load[pending] < _NOTHING_S:
                 load[pending] = load[longest] = 0.0
         self._stand(row, work, -1)
+        self.lines.remove(row, work)
         if not load[Load.ARRIVING]:
             load[Load.ARRIVING_UNTIL_S] = 0.0
 

@@ -13,10 +13,12 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import UnavailableError
 from cluster_core.ids import WorkerId
+from cluster_core.tenant_shares import Claimant
 from cluster_core.versions import Versions, differences
 from control_plane.fleet.candidates import Candidates, Fixed, ahead_s, candidates, fixed_columns, queue_s
-from control_plane.fleet.loads import Load, Loads, Work
-from control_plane.fleet.other_routers import OtherRouters
+from control_plane.fleet.loads import Floats, Load, Loads, Work
+from control_plane.fleet.other_routers import OtherRouters, told_lines
+from control_plane.fleet.tenant_lines import behind, together
 from control_plane.model.worker_snapshot import Pool, WorkerSnapshot, serves
 from worker_runtime.wire_conversion import from_wire
 
@@ -98,6 +100,16 @@ class Membership:
         others = self.others.of(usable.workers, now_s)
         return candidates(usable.fixed, self.loads.of(usable.rows), now_s, others)
 
+    def behind(self, pool: Pool, whose: Claimant, weight: float, own_s: Floats) -> "Floats | None":
+        """(seconds, requests and tokens; workers): of the prompts that wait at those of `candidates`, what engines
+        compute after one of somebody's that takes so long there. None: nothing."""
+        usable = self._pool(pool)
+        found: Floats = np.zeros((3, len(usable.workers)))
+        for number, (worker, row) in enumerate(zip(usable.workers, usable.rows.tolist(), strict=True)):
+            lines = together((self.loads.lines.of(row), *self.others.lines(worker.worker_id, worker.generation)))
+            found[:, number] = behind(lines, whose, weight, float(own_s[number]))
+        return found if found.any() else None
+
     def shares(self, now_s: float) -> list[wire.WorkerShare]:
         """What this router has on each worker, for the others."""
         busy = [member for member in self._members.values() if member.in_flight_requests]
@@ -121,6 +133,7 @@ class Membership:
                     coming_tokens=loads[Load.COMING_TOKENS, row],
                     answer_tokens=loads[Load.ANSWER_TOKENS, row],
                 ),
+                lines=told_lines(self.loads.lines.of(member.row)),
             )
             for row, member in enumerate(busy)
         ]

@@ -3,6 +3,7 @@
 A router whose numbers stand still is gone, or cut off: after a while nothing of it counts any more.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,7 +11,9 @@ from enum import IntEnum
 import numpy as np
 from rachis.v1 import worker_pb2 as wire
 
+from cluster_core.tenant_shares import Claimant
 from control_plane.fleet.loads import Floats
+from control_plane.fleet.tenant_lines import Line, Lines
 from control_plane.model.worker_snapshot import WorkerSnapshot
 
 
@@ -41,6 +44,7 @@ class _Router:
     heard_s: float
     # By (worker, generation), in rows as above.
     loads: dict[tuple[str, int], Floats]
+    lines: dict[tuple[str, int], Lines]
 
 
 class OtherRouters:
@@ -64,7 +68,8 @@ class OtherRouters:
         if known is not None and known.number == told.number:
             return
         loads = {(each.worker_id, each.generation): np.array(_column(each), dtype=np.float64) for each in told.workers}
-        self._routers[router_id] = _Router(told.number, now_s, loads)
+        lines = {(each.worker_id, each.generation): _lines(each) for each in told.workers if each.lines}
+        self._routers[router_id] = _Router(told.number, now_s, loads, lines)
         self._workers = None
 
     def forget_silent(self, present: Iterable[str], now_s: float) -> list[str]:
@@ -98,6 +103,11 @@ class OtherRouters:
         )
         return float(sum(max(left_s, 0.0) for left_s in told))
 
+    def lines(self, worker_id: str, generation: int) -> list[Lines]:
+        """Whose prompts they have there, as they were told of: those of each router that has any."""
+        own = (worker_id, generation)
+        return [router.lines[own] for router in self._routers.values() if own in router.lines]
+
     def _sum_up(self, workers: Sequence[WorkerSnapshot]) -> None:
         self._workers = workers
         self._heard_s = max(router.heard_s for router in self._routers.values())
@@ -107,6 +117,29 @@ class OtherRouters:
                 load = router.loads.get((worker.worker_id, worker.generation))
                 if load is not None:
                     self._sums[:, column] += load
+
+
+def told_lines(lines: Lines) -> list[wire.TenantLine]:
+    return [
+        wire.TenantLine(
+            tenant=whose.tenant,
+            priority=whose.priority,
+            weight=line.weight,
+            requests=line.requests,
+            tokens=line.tokens,
+            pending_s=line.pending_s,
+        )
+        for whose, line in lines.items()
+    ]
+
+
+def _lines(told: wire.WorkerShare) -> Lines:
+    """What is no line is none."""
+    return {
+        Claimant(each.priority, each.tenant): Line(each.requests, each.tokens, each.pending_s, each.weight)
+        for each in told.lines
+        if 0 < each.pending_s < math.inf and 0 < each.weight < math.inf
+    }
 
 
 def _column(told: wire.WorkerShare) -> list[float]:

@@ -42,11 +42,13 @@ def both_view(
     objectives: Objectives,
     prefill_heavy: int,
     session_s: float | None = None,
+    behind: "Floats | None" = None,
 ) -> BothView:
     """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name. session_s:
     what the prompt of a session takes once it is whole; None: of a request that is none, whose prompt engines compute
-    before all of sessions."""
+    before all of sessions. behind: of what waits, what engines compute after it (`Membership.behind`)."""
     workers = view.candidates.before(best_effort=question.best_effort)
+    workers = workers if behind is None else workers.without(behind)
     costs = costs or DecodeCosts.measured(workers.fixed)
     step_s = costs.of(workers.decoding, workers.decoding_tokens)
     tokens = question.prompt_tokens + question.max_tokens / 2

@@ -3,7 +3,7 @@
 It answers a journey as `Placer` does, which it is but for its choices: a request that is to be prefilled and decoded by
 one worker has no prefill worker; one that is prefilled apart, as every session is whose prompt still arrives, gets its
 decode worker at its first token. A request that no choice is in time for is refused, and counted, unless anything of it
-is answered.
+is answered. It is not refused for prompts that engines compute after it: see `fleet.tenant_lines`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,9 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import OverloadedError
 from cluster_core.objectives import RequestClass, class_of, is_best_effort
+from cluster_core.tenant_shares import Claimant
 from control_plane.fleet.candidates import Candidates
-from control_plane.fleet.loads import Work
+from control_plane.fleet.loads import Floats, Work
 from control_plane.model.job import Job
 from control_plane.model.worker_snapshot import Pool
 from control_plane.placement import by_objective
@@ -29,6 +30,7 @@ from control_plane.placement.placer import Placer, question_of
 from control_plane.placement.policy import Question
 from control_plane.placement.return_times import ReturnTimes
 from control_plane.placement.roles import Decodes, Roles
+from control_plane.placement.view import PoolView
 from kv_transfer.claims.prefix_chunks import Keys, PackedPrompt
 
 OBJECTIVES = "objectives"
@@ -60,6 +62,17 @@ class BothRules:
         return replace(self.objectives, ttft_s=self.best_effort_ttft_s)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asks:
+    """A request, and the workers as it finds them. whose: None for one that is only supposed."""
+
+    question: Question
+    pool: PoolView
+    is_session: bool = False
+    whose: Claimant | None = None
+    weight: float = 1.0
+
+
 class ObjectivePlacer(Placer):
     """Of workers that do both, which the decode pool has or which are a pool of their own."""
 
@@ -76,14 +89,12 @@ class ObjectivePlacer(Placer):
 
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice is in time."""
-        question, keys = self._question(job), self._prompt(job).keys
-        view = self._both_view(keys, question, is_session=job.prompt_changes)
-        found = self._choices(view, job.priority)
-        if not is_whole:
-            # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
-            found = [each for each in found if each.way is Way.APART]
+        asks = self._asks(job, self._question(job))
+        view = self._both_view(asks)
+        # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
+        ways = tuple(Way) if is_whole else (Way.APART,)
         begins = is_whole and job.may_be_refused and not job.emitted
-        choice = self._decided(keys, question, found, refuses=self.both.refuses and begins)
+        choice, found = self._decided(asks, view, ways, refuses=self.both.refuses and begins)
         where = choice.worker.worker_id if isinstance(choice, Choice) and choice.way is Way.APART else ""
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found, where)
         if isinstance(choice, Refusal):
@@ -91,7 +102,7 @@ class ObjectivePlacer(Placer):
             self.counts.refused[asked] += 1
             raise OverloadedError(
                 f"no worker is expected to have the first token in time, by {self._says_ttft(asked)} s",
-                retry_after_ms=round(self._told_s(choice, found) * 1000) + 1,
+                retry_after_ms=round(self._told_s(asks, choice, found) * 1000) + 1,
             )
         if choice is None:
             return None
@@ -106,7 +117,7 @@ class ObjectivePlacer(Placer):
         super().keep(job)
         if arrived:
             # How much it would be nobody knew while it came; what is cached somewhere is counted nevertheless.
-            view = self._both_view(self._prompt(job).keys, self._question(job), commits=False)
+            view = self._both_view(self._asks(job, self._question(job), commits=False))
             whole_s = float(view.own_s.max(initial=0.0))
             self.roles.prompt(whole_s, self._now_s())
             # The median, and of two the lower: who says that it is slow does not say what a session brings.
@@ -123,13 +134,12 @@ class ObjectivePlacer(Placer):
         prefills: bool = False,
     ) -> Placement | None:
         """prefills: prompt and answer are computed by one worker."""
-        question, keys = self._question(job, excluded, avoided), self._prompt(job).keys
-        view = self._both_view(keys, question, is_session=job.prompt_changes)
+        asks = self._asks(job, self._question(job, excluded, avoided))
+        view = self._both_view(asks)
         if pool == wire.POOL_DECODE and not prefills:
             return self._bound(job, view)
-        apart = pool == wire.POOL_PREFILL
-        found = [each for each in self._choices(view, job.priority) if (each.way is Way.APART) == apart]
-        choice = self._decided(keys, question, found, refuses=self.both.refuses)
+        ways = (Way.APART,) if pool == wire.POOL_PREFILL else (Way.WHOLE, Way.APPEND)
+        choice, _ = self._decided(asks, view, ways, refuses=self.both.refuses)
         best = choice.best if isinstance(choice, Refusal) else choice
         if best is None:
             return None
@@ -139,36 +149,45 @@ class ObjectivePlacer(Placer):
     def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
         """What would be decided now for a request with this whole prompt."""
         question = Question(len(prompt.token_ids), self.answers.left(max_tokens), adapter=adapter)
-        found = self._choices(self._both_view(prompt.keys, question, commits=False), 0)
-        choice = self._decided(prompt.keys, question, found, refuses=self.both.refuses)
+        asks = _Asks(question, self._pool_view(prompt.keys, commits=False))
+        choice, found = self._decided(asks, self._both_view(asks), tuple(Way), refuses=self.both.refuses)
         where = choice.worker.worker_id if isinstance(choice, Choice) else ""
         return Explanation("", reason=_outcome(choice), ways=tuple(found), worker_id=where)
 
     def weighed(self, job: Job) -> list[Choice]:
         """All choices for a request, best first: what each was expected to cost. Changes nothing."""
-        view = self._both_view(self._prompt(job).keys, self._question(job), commits=False)
-        return self._choices(view, job.priority)
+        asks = self._asks(job, self._question(job), commits=False)
+        return self._choices(self._both_view(asks), asks)
 
     def _decided(
-        self, keys: Keys, question: Question, found: Sequence[Choice], *, refuses: bool
-    ) -> Choice | Refusal | None:
-        """Nobody is refused where a worker idles that may be as fast as the others, though it says that it is not."""
+        self, asks: _Asks, view: BothView, ways: Sequence[Way], *, refuses: bool
+    ) -> tuple[Choice | Refusal | None, list[Choice]]:
+        """With the choices that it was made of. Nobody is refused for what engines compute later, nor where a worker
+        idles that may be as fast as the others, though it says that it is not."""
+        found = self._choices(view, asks, ways)
         choice = by_objective.decide(found, refuses=refuses)
+        if isinstance(choice, Refusal) and (behind := self._behind(asks, view)) is not None:
+            found = self._choices(self._both_view(asks, behind), asks, ways)
+            choice = by_objective.decide(found)
         if not isinstance(choice, Refusal):
-            return choice
-        pool = self._views_of(keys, [wire.POOL_DECODE], self._now_s())[wire.POOL_DECODE]
-        objectives = self.both.objectives_of(best_effort=question.best_effort)
+            return choice, found
+        objectives = self.both.objectives_of(best_effort=asks.question.best_effort)
         now_s = self._now_s()
         self._tried = {each: at_s for each, at_s in self._tried.items() if now_s - at_s < _TRY_AGAIN_S}
-        row = to_try(pool, question, objectives.planned_ttft_s, self._tried)
-        worker = pool.candidates.workers[row] if row >= 0 else None
-        return next((each for each in found if each.worker == worker), choice)
+        row = to_try(asks.pool, asks.question, objectives.planned_ttft_s, self._tried)
+        worker = asks.pool.candidates.workers[row] if row >= 0 else None
+        return next((each for each in found if each.worker == worker), choice), found
 
-    def _told_s(self, refusal: Refusal, found: Sequence[Choice]) -> float:
+    def _behind(self, asks: _Asks, view: BothView) -> "Floats | None":
+        if asks.whose is None or asks.is_session:
+            return None
+        return self._membership.behind(wire.POOL_DECODE, asks.whose, asks.weight, view.own_s)
+
+    def _told_s(self, asks: _Asks, refusal: Refusal, found: Sequence[Choice]) -> float:
         """When to come back: other routers send theirs back meanwhile, to the same workers."""
         workers = len({each.row for each in found})
         takes_s = refusal.best.prefill_s / workers * (1 + len(self._membership.others))
-        return self._returns.told(refusal.retry_after_s, takes_s, self._now_s())
+        return self._returns.told(refusal.retry_after_s, takes_s, self._now_s(), asks.whose or Claimant())
 
     def _bound(self, job: Job, view: BothView) -> Placement | None:
         source = job.prefilled_by
@@ -184,8 +203,9 @@ class ObjectivePlacer(Placer):
         work = Work(asked.prompt_tokens + asked.max_tokens, answer_tokens=asked.max_tokens)
         return Placement(worker, work, self._prompt(job), job.scope)
 
-    def _choices(self, view: BothView, priority: int) -> list[Choice]:
-        return self.both.choices(view, self.both.objectives_of(best_effort=is_best_effort(priority)))
+    def _choices(self, view: BothView, asks: _Asks, ways: Sequence[Way] = tuple(Way)) -> list[Choice]:
+        objectives = self.both.objectives_of(best_effort=asks.question.best_effort)
+        return [each for each in self.both.choices(view, objectives) if each.way in ways]
 
     def _says_ttft(self, asked: RequestClass) -> str:
         """The key that says it, and its value."""
@@ -203,16 +223,24 @@ class ObjectivePlacer(Placer):
         asked = question_of(job, excluded, avoided)
         return replace(asked, max_tokens=self.answers.left(job.max_tokens, job.emitted_to_prefill))
 
-    def _both_view(self, keys: Keys, question: Question, *, commits: bool = True, is_session: bool = False) -> BothView:
+    def _asks(self, job: Job, question: Question, *, commits: bool = True) -> _Asks:
         """commits: a decision on it will be committed."""
+        pool = self._pool_view(self._prompt(job).keys, commits=commits)
+        return _Asks(question, pool, job.prompt_changes, Claimant(job.priority, job.tenant), _weight(job))
+
+    def _pool_view(self, keys: Keys, *, commits: bool) -> PoolView:
         pools: Sequence[Pool] = [wire.POOL_DECODE]
         views = self._current_views(keys, pools) if commits else self._views_of(keys, pools, self._now_s())
         pool = views[wire.POOL_DECODE]
         if commits and len(pool.candidates) and self.roles.is_due(self._now_s()):
             self._look_at_roles(pool.candidates)
-        heavy = self.roles.heavy(len(pool.candidates))
-        session_s = self._session_s if is_session else None
-        return both_view(pool, question, self.both.costs, self.both.objectives, heavy, session_s)
+        return pool
+
+    def _both_view(self, asks: _Asks, behind: "Floats | None" = None) -> BothView:
+        """behind: None: all that waits is before it."""
+        heavy = self.roles.heavy(len(asks.pool.candidates))
+        session_s = self._session_s if asks.is_session else None
+        return both_view(asks.pool, asks.question, self.both.costs, self.both.objectives, heavy, session_s, behind)
 
     def _look_at_roles(self, workers: Candidates) -> None:
         costs = self.both.costs or DecodeCosts.measured(workers.fixed)
@@ -247,8 +275,14 @@ class ObjectivePlacer(Placer):
             answer_tokens=0 if apart else asked.max_tokens,
             decodes=not apart,
             best_effort=is_best_effort(job.priority),
+            whose=Claimant(job.priority, job.tenant),
+            weight=_weight(job),
         )
         return Placement(view.workers[row], work, self._prompt(job), job.scope)
+
+
+def _weight(job: Job) -> float:
+    return job.share.weight or 1.0
 
 
 def _outcome(choice: Choice | Refusal | None) -> str:

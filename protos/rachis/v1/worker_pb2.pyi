@@ -2079,6 +2079,7 @@ class WorkerShare(_message.Message):
     OVERTAKEN_TOKENS_FIELD_NUMBER: _builtins.int
     AHEAD_S_FIELD_NUMBER: _builtins.int
     DECODES_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     generation: _builtins.int
     requests: _builtins.int
@@ -2096,6 +2097,10 @@ class WorkerShare(_message.Message):
     def decodes(self) -> Global___DecodeShare:
         """Absent: whatever is in flight and not best effort before its prefill decodes."""
 
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantLine]:
+        """Whose prompts wait there, where placement goes by it."""
+
     def __init__(
         self,
         *,
@@ -2109,16 +2114,56 @@ class WorkerShare(_message.Message):
         overtaken_tokens: _builtins.int = ...,
         ahead_s: _builtins.float | None = ...,
         decodes: Global___DecodeShare | None = ...,
+        lines: _abc.Iterable[Global___TenantLine] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s", "decodes", b"decodes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s", "decodes", b"decodes", "generation", b"generation", "overtaken_requests", b"overtaken_requests", "overtaken_tokens", b"overtaken_tokens", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s", "decodes", b"decodes", "generation", b"generation", "lines", b"lines", "overtaken_requests", b"overtaken_requests", "overtaken_tokens", b"overtaken_tokens", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ahead_s: _TypeAlias = _typing.Literal["ahead_s"]  # noqa: Y015
     _WhichOneofArgType__ahead_s: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ahead_s) -> _WhichOneofReturnType__ahead_s | None: ...
 
 Global___WorkerShare: _TypeAlias = WorkerShare  # noqa: Y015
+
+@_typing.final
+class TenantLine(_message.Message):
+    """What one router has of a tenant's prompts of one priority in the queue of one worker: how many, their tokens with
+    those of their answers, and what they take of engine time.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PENDING_S_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Empty: no tenants."""
+    priority: _builtins.int
+    weight: _builtins.float
+    requests: _builtins.int
+    tokens: _builtins.int
+    pending_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        weight: _builtins.float = ...,
+        requests: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        pending_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pending_s", b"pending_s", "priority", b"priority", "requests", b"requests", "tenant", b"tenant", "tokens", b"tokens", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantLine: _TypeAlias = TenantLine  # noqa: Y015
 
 @_typing.final
 class DecodeShare(_message.Message):

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster_core.tenant_shares import Claimant
 from control_plane.placement.return_times import ReturnTimes
 
 MOMENTS = st.lists(st.tuples(st.floats(0, 60), st.floats(0.001, 20), st.floats(0, 20)), max_size=40)
@@ -34,3 +35,21 @@ def test_nobody_comes_back_before_one_would_be_in_time(moments: list[tuple[float
     for in_time_s, takes_s, passed_s in moments:
         now_s += passed_s
         assert in_time_s <= times.told(in_time_s, takes_s, now_s) <= in_time_s + 30.0 + 1e-9
+
+
+def test_each_tenant_comes_back_by_its_own_schedule() -> None:
+    times = ReturnTimes()
+    for _ in range(4):
+        times.told(2.0, 0.5, 100.0, Claimant(0, "a"))
+    assert times.told(2.0, 0.5, 100.0, Claimant(0, "b")) == 2.0
+    assert times.told(2.0, 0.5, 100.0, Claimant(-1, "a")) == 2.0
+    assert times.told(2.0, 0.5, 100.0, Claimant(0, "a")) == 4.0
+
+
+def test_of_many_tenants_who_was_told_longest_ago_begins_anew() -> None:
+    times = ReturnTimes()
+    for number in range(5000):
+        times.told(2.0, 0.5, 100.0, Claimant(0, f"tenant-{number}"))
+        times.check_invariants()
+    assert times.told(2.0, 0.5, 100.0, Claimant(0, "tenant-4999")) == 2.5
+    assert times.told(2.0, 0.5, 100.0, Claimant(0, "tenant-0")) == 2.0
