@@ -4,7 +4,7 @@ Many are refused at one moment, and would all come back at one, when one of them
 after those before it, by what their prefills take of all workers together: as cells of a virtual schedule (GCRA, ITU-T
 I.371). Each tenant has a schedule of its own for each priority, as it waits by itself at the engines: who asks again
 without waiting sends nobody else away. Who does not come back leaves a gap, and nobody is sent further than `_MOST_S`
-for the sake of others.
+for the sake of others, nor for what waits: that is a guess, and the longer the worse.
 """
 
 from collections import OrderedDict
@@ -26,6 +26,7 @@ class ReturnTimes:
 
     def told(self, in_time_s: float, takes_s: float, now_s: float, whose: Claimant = _ANYBODY) -> float:
         """Seconds from now. in_time_s: until one would be in time, if nothing else came. takes_s: of all workers'."""
+        in_time_s = min(in_time_s, _MOST_S)
         first_s = now_s + in_time_s
         behind_s = max(self._next_s.pop(whose, first_s) - first_s, 0.0)
         if behind_s > _MOST_S:
