@@ -43,17 +43,21 @@ class Autoscaler:
         settings = self._settings
         wanted = min(max(sample.desired, settings.min_workers), settings.max_workers)
         if wanted != sample.desired:
-            self._start_anew()
+            self.begin_anew()
             return wanted
         self._short_since_s = _since(self._short_since_s, now_s, holds=self._is_short(sample) and not sample.coming)
         self._ample_since_s = _since(self._ample_since_s, now_s, holds=self._is_ample(sample))
         if _lasts(self._short_since_s, now_s, settings.grow_after_s) and wanted < settings.max_workers:
-            self._start_anew()
+            self.begin_anew()
             return wanted + 1
         if _lasts(self._ample_since_s, now_s, settings.shrink_after_s) and wanted > settings.min_workers:
-            self._start_anew()
+            self.begin_anew()
             return wanted - 1
         return wanted
+
+    def begin_anew(self) -> None:
+        """Both clocks."""
+        self._short_since_s = self._ample_since_s = None
 
     def _is_short(self, sample: PoolSample) -> bool:
         is_late = sample.ttft_s is not None and sample.ttft_s > self._ttft_objective_s
@@ -65,9 +69,6 @@ class Autoscaler:
         if left < 1 or sample.waiting or self._is_short(sample):
             return False
         return sample.usage * sample.ready / left <= self._settings.shrink_below
-
-    def _start_anew(self) -> None:
-        self._short_since_s = self._ample_since_s = None
 
 
 def _since(began_s: float | None, now_s: float, *, holds: bool) -> float | None:

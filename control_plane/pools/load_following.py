@@ -1,7 +1,8 @@
 """Lets pools follow their load, where they are configured to: a sample every second, a decision, a new size.
 
 The samples are what the router has anyway: the workers' last registrations, its own queue, and the TTFT of the
-requests of late. See `control_plane.pools.autoscaling` for when a pool changes.
+requests of late. While the registry does not answer these stand still: no sample is taken, and all begins anew. See
+`control_plane.pools.autoscaling` for when a pool changes.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _USAGE_SAMPLES = 10
 
 
 class PoolFollowing:
-    """Of one service, beside its pools. queued: requests in the router's queue."""
+    """Of one service, beside its pools. queued: requests in the router's queue. connected: the registry answers."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class PoolFollowing:
         queued: Callable[[], int],
         timing: PoolTiming = POOL_TIMING,
         now_s: Callable[[], float] = monotonic_s,
+        connected: Callable[[], bool] = lambda: True,
     ) -> None:
         self._autoscalers = {
             pool: Autoscaler(section.autoscale, config.objectives.ttft_s)
@@ -52,21 +54,31 @@ class PoolFollowing:
         self._queued = queued
         self._every_s = timing.sample_every_s
         self._now_s = now_s
-        self._usage: dict[Pool, float] = dict.fromkeys(self._autoscalers, 1.0)
+        self._connected = connected
+        self._usage: dict[Pool, float] = {}
 
     async def run(self) -> None:
         """Until cancelled; returns at once where no pool follows its load."""
         while self._autoscalers:
             await asyncio.sleep(self._every_s)
             try:
-                self._follow_all(self._now_s())
+                self.look(self._now_s())
             except Exception:
                 logger.exception("pools could not follow their load")
 
-    def _follow_all(self, now_s: float) -> None:
+    def look(self, now_s: float) -> None:
+        """One sample of each pool, and what follows from it."""
+        if not self._connected():
+            self._begin_anew()
+            return
         for status in self._pools.status():
             if status.pool in self._autoscalers and not self._pools.restarting():
                 self._follow(status, now_s)
+
+    def _begin_anew(self) -> None:
+        self._usage.clear()
+        for autoscaler in self._autoscalers.values():
+            autoscaler.begin_anew()
 
     def _follow(self, status: admin.PoolStatus, now_s: float) -> None:
         wanted = self._autoscalers[status.pool].decide(now_s, self._sample(status, now_s))
@@ -81,7 +93,7 @@ class PoolFollowing:
             if member.registration.pool == status.pool and member.registration.state == wire.WORKER_STATE_READY
         ]
         is_prefill = status.pool == wire.POOL_PREFILL
-        usage = self._usage[status.pool]
+        usage = self._usage.get(status.pool, 1.0)
         usage += (_usage(records, is_prefill=is_prefill) - usage) / _USAGE_SAMPLES
         self._usage[status.pool] = usage
         return PoolSample(

@@ -174,7 +174,7 @@ def build_router(
         admin=service,
         calls=AdminCalls(door, router, service),
         pools=pools,
-        load_following=_load_following(config, pools, membership, metrics, admission, ports, timing.pools),
+        load_following=_load_following(config, pools, membership, metrics, admission, follower, ports, timing.pools),
         servers=make_servers(ports.server, config, membership, door),
     )
     return RouterServer(config, parts, loop_look_s=timing.loop_look_s)
@@ -390,10 +390,11 @@ def _load_following(
     membership: Membership,
     metrics: RouterMetrics,
     admission: Admission,
+    follower: RegistryFollower,
     ports: RouterPorts,
     timing: PoolTiming,
 ) -> PoolFollowing | None:
     if pools is None:
         return None
-    queued = lambda: admission.queued  # noqa: E731
-    return PoolFollowing(config, pools, membership, metrics.recent_ttft, queued, timing, ports.now_s)
+    of_router = metrics.recent_ttft, lambda: admission.queued, timing, ports.now_s, lambda: follower.connected
+    return PoolFollowing(config, pools, membership, *of_router)

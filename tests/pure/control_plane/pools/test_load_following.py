@@ -1,0 +1,104 @@
+"""What pools that follow their load go by, and when they do not."""
+
+from typing import Any, cast
+
+from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
+
+from cluster_configs.schema import RachisConfig
+from control_plane.fleet.membership import Membership
+from control_plane.metrics.recent_ttft import RecentTtft
+from control_plane.pools.life import Pools
+from control_plane.pools.load_following import PoolFollowing
+from control_plane.pools.timing import POOL_TIMING
+
+DECODE, READY = wire.POOL_DECODE, admin.POOL_PHASE_READY
+AUTOSCALE = {"enabled": True, "min_workers": 1, "max_workers": 8}
+
+
+class FollowedPools:
+    """A decode pool that grows and shrinks at once, and its registrations. Times are whole seconds."""
+
+    def __init__(self, workers: int) -> None:
+        self.size = workers
+        self.now_s = 0.0
+        self.is_connected = True
+        self.queued = 0
+        self.membership = Membership()
+        self.phases: dict[str, admin.PoolPhase.ValueType] = {}
+        config = RachisConfig.model_validate({"pools": {"decode": {"workers": workers, "autoscale": AUTOSCALE}}})
+        self.following = PoolFollowing(
+            config,
+            cast(Pools, self),
+            self.membership,
+            RecentTtft(),
+            lambda: self.queued,
+            POOL_TIMING,
+            lambda: self.now_s,
+            lambda: self.is_connected,
+        )
+
+    def status(self) -> list[admin.PoolStatus]:
+        names = [f"decode-{number}" for number in range(self.size)]
+        workers = [admin.PoolWorker(worker_id=name, phase=self.phases.get(name, READY)) for name in names]
+        ready = sum(each.phase == READY for each in workers)
+        return [admin.PoolStatus(pool=DECODE, desired_workers=self.size, ready_workers=ready, workers=workers)]
+
+    def resize(self, pool: Any, workers: int) -> None:
+        self.size = workers
+
+    def restarting(self) -> bool:
+        return False
+
+    def registers(self, running: int, waiting: int = 0) -> None:
+        """All workers, each with so many requests of 64."""
+        self.membership.replace(
+            wire.WorkerRegistration(
+                worker_id=f"decode-{number}",
+                generation=1,
+                pool=DECODE,
+                state=wire.WORKER_STATE_READY,
+                max_running_requests=64,
+                load=wire.WorkerLoad(running_requests=running, waiting_requests=waiting),
+            )
+            for number in range(self.size)
+        )
+
+    def looks(self, seconds: int) -> int:
+        """The size after so long."""
+        for _ in range(seconds):
+            self.now_s += 1.0
+            self.following.look(self.now_s)
+        return self.size
+
+
+def test_a_pool_shrinks_and_grows_with_what_its_workers_say() -> None:
+    pools = FollowedPools(4)
+    pools.registers(running=0)
+    assert pools.looks(400) == 3
+    pools.registers(running=64, waiting=9)
+    assert pools.looks(20) == 4
+
+
+def test_while_the_registry_does_not_answer_a_pool_stays_as_it_is() -> None:
+    """The last that was said is of an idle moment, or of a rush."""
+    for running, waiting in ((0, 0), (64, 100)):
+        pools = FollowedPools(4)
+        pools.registers(running, waiting)
+        pools.is_connected = False
+        assert pools.looks(3600) == 4
+
+
+def test_when_the_registry_answers_again_all_begins_anew() -> None:
+    """299 s of an idle pool, and a moment without the registry."""
+    pools = FollowedPools(4)
+    pools.registers(running=0)
+    for _ in range(3):
+        pools.looks(299)
+        pools.is_connected = False
+        pools.looks(1)
+        pools.is_connected = True
+    assert pools.size == 4
+    # What is used is averaged anew as well, from a pool in full use.
+    assert pools.looks(310) == 4
+    assert pools.looks(10) == 3
