@@ -61,6 +61,8 @@ class RegistryFollower:
         # Names that the registry had when it was read last, and whether known ones were not among them.
         self._names: set[str] = set()
         self._has_lost_names = False
+        # How often Redis may have lost what it had: it was away, or names were gone.
+        self.losses = 0
         # What was said of workers whose versions do not fit.
         self._skew_said: set[str] = set()
         # Records that could not be read.
@@ -90,6 +92,7 @@ class RegistryFollower:
         had_lost_names, self._has_lost_names = self._has_lost_names, self._lacks_known_names()
         if not self.connected or (self._has_lost_names and not had_lost_names):
             self._keep_until_s = now + self._worker_lease_s
+            self.losses += 1
         if now < self._keep_until_s:
             registrations = self._with_known(registrations)
         changed = self._membership.replace(registrations)

@@ -1,12 +1,13 @@
 """How many workers each pool is meant to have, kept in Redis for the next `rachis serve` that takes the workers over.
 
-A size that was asked for while the service ran holds until the configuration says another one than it did then.
+A size that was asked for while the service ran holds until the configuration says another one than it did then. Where
+Redis may have lost its data, sizes are written again.
 """
 
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cluster_core.background import BackgroundTasks
@@ -22,13 +23,22 @@ _RETRY_S = 1.0
 
 
 class KeptSizes:
-    """Of one service. configured: of each pool."""
+    """Of one service. configured: of each pool. losses: how often Redis may have lost its data."""
 
-    def __init__(self, redis: RedisClient, service_id: str, configured: Mapping[Pool, int]) -> None:
+    def __init__(
+        self,
+        redis: RedisClient,
+        service_id: str,
+        configured: Mapping[Pool, int],
+        losses: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._redis = redis
         self._key = registry.sizes_key(service_id)
         self._configured = dict(configured)
+        self._losses = losses
         self._written: Mapping[Pool, int] = {}
+        # As many losses as there had been by then.
+        self._written_after = 0
         self._writing = BackgroundTasks()
 
     async def read(self) -> dict[Pool, int]:
@@ -41,11 +51,13 @@ class KeptSizes:
         return held(kept, self._configured)
 
     def keep(self, sizes: Mapping[Pool, int]) -> None:
-        """To be called again and again: writes what has changed, once Redis answers. Waits for nothing."""
-        if sizes != self._written and not self._writing:
-            self._writing.start(self._write(dict(sizes)))
+        """To be called again and again: writes what has changed, or may be lost, once Redis answers. Waits for
+        nothing."""
+        losses = self._losses()
+        if (sizes != self._written or losses != self._written_after) and not self._writing:
+            self._writing.start(self._write(dict(sizes), losses))
 
-    async def _write(self, sizes: Mapping[Pool, int]) -> None:
+    async def _write(self, sizes: Mapping[Pool, int], losses: int) -> None:
         kept = {POOL_NAMES[pool]: {"size": size, "configured": self._configured[pool]} for pool, size in sizes.items()}
         try:
             await self._redis.set(self._key, json.dumps(kept))
@@ -53,7 +65,7 @@ class KeptSizes:
             logger.debug("sizes of pools could not be kept, it is tried again: %s", error)
             await asyncio.sleep(_RETRY_S)
         else:
-            self._written = sizes
+            self._written, self._written_after = sizes, losses
 
     async def close(self) -> None:
         await self._writing.cancel()

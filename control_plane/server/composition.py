@@ -132,9 +132,8 @@ def build_router(
     placer = configured_placer(config, service_id, membership, _index_ports(prefixes), ports.rng, ports.now_s)
     probes = WorkerProbes(membership, client, follower.changed, timing.vitality, ports.now_s)
     dispatcher = _dispatcher(config, membership, follower, client, placer, probes, ports)
-    metrics = _metrics(config, ports)
+    metrics, admission = _metrics(config, ports), _admission(config, door.access, ports)
     tokenizer, first_worker = ports.tokenizer(config.model.resolved_path), _first_worker(config, membership, follower)
-    admission = _admission(config, door.access, ports)
     rates = _rates(service_id, membership, prefixes.router_id, door.access, ports)
     arrivals = _arrivals(config, rates, adapters, door.access, placer, ports)
     sessions = StreamingSessions(
@@ -144,7 +143,7 @@ def build_router(
     check = _check(membership, prefixes, client, ports, timing)
     rules = QueryRules(door.access, adapters.known, arrivals.traces)
     queries = _queries(config, membership, prefixes, placer, tokenizer, check, rules)
-    pools = _pools(config, service_id, membership, client, ports, timing.pools)
+    pools = _pools(config, service_id, membership, follower, client, ports, timing.pools)
     status = RouterStatus(service_id, follower, admission, router, dispatcher, metrics, placer, ports.now_s)
     overview = _overview(config, membership, arrivals.traces, status, pools, queries, ports)
     service = AdminService(loaded, membership, client, views, overview, queries, pools, adapters)
@@ -372,6 +371,7 @@ def _pools(
     config: RachisConfig,
     service_id: str,
     membership: Membership,
+    follower: RegistryFollower,
     client: WorkerClient,
     ports: RouterPorts,
     timing: PoolTiming,
@@ -380,7 +380,7 @@ def _pools(
         return None
     sizes = {pool: section.workers for pool, section in sections(config.pools).items()}
     fence = Fence(ports.redis(_REDIS_TIMEOUT_S), service_id)
-    kept = KeptSizes(ports.redis(_REDIS_TIMEOUT_S), service_id, sizes)
+    kept = KeptSizes(ports.redis(_REDIS_TIMEOUT_S), service_id, sizes, lambda: follower.losses)
     return Pools(config, ports.actors, membership, client, fence, kept, timing, ports.now_s)
 
 

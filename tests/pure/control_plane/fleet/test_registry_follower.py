@@ -156,6 +156,25 @@ async def test_a_registry_that_lost_its_data_without_a_pause_gives_workers_one_l
     assert followed.workers() == ["decode-1"]
 
 
+async def test_it_counts_how_often_redis_may_have_lost_what_it_had(followed: Followed) -> None:
+    assert followed.follower.losses == 0
+    for _ in range(3):
+        await followed.read()
+    assert followed.follower.losses == 0
+    followed.store.flushall()
+    for _ in range(3):
+        await followed.read()
+    assert followed.follower.losses == 1
+    followed.write(record("decode-0"))
+    await followed.read()
+    followed.store.is_down = True
+    await followed.read()
+    # It comes back with all workers, or they were quicker than the router.
+    followed.store.is_down = False
+    await followed.read()
+    assert followed.follower.losses == 2
+
+
 async def test_who_waits_for_a_change_hears_of_a_new_worker(followed: Followed) -> None:
     async def wait_for_decode_1() -> None:
         async with followed.follower.changed:

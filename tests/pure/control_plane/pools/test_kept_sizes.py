@@ -1,5 +1,6 @@
 """A size that somebody asked for outlives `rachis serve`, until the configuration changes."""
 
+import asyncio
 from typing import cast
 
 import pytest
@@ -42,3 +43,34 @@ async def test_what_one_start_keeps_the_next_one_reads() -> None:
     assert await second.read() == {wire.POOL_PREFILL: 3, wire.POOL_DECODE: 2}
     others = KeptSizes(cast(RedisClient, redis), "chat", {wire.POOL_PREFILL: 2, wire.POOL_DECODE: 2})
     assert await others.read() == {wire.POOL_PREFILL: 2, wire.POOL_DECODE: 2}
+
+
+async def test_what_redis_has_lost_is_written_again_and_nothing_else_is() -> None:
+    redis, losses, scaled = RegistryRedis("chat"), 0, {wire.POOL_PREFILL: 1, wire.POOL_DECODE: 6}
+    kept, key = KeptSizes(cast(RedisClient, redis), "chat", SIZES, lambda: losses), registry.sizes_key("chat")
+
+    async def looks() -> bool:
+        for _ in range(10):
+            kept.keep(scaled)
+            await asyncio.sleep(0)
+        return bool(redis.store.exists(key))
+
+    assert await looks()
+    redis.store.delete(key)
+    assert not await looks()
+    losses = 1
+    assert await looks()
+    assert await kept.read() == scaled
+
+
+async def test_sizes_that_are_lost_while_they_are_written_are_written_again() -> None:
+    redis, losses = RegistryRedis("chat"), 0
+    kept, key = KeptSizes(cast(RedisClient, redis), "chat", SIZES, lambda: losses), registry.sizes_key("chat")
+    kept.keep(SIZES)
+    losses = 1
+    await until(lambda: bool(redis.store.exists(key)))
+    redis.store.delete(key)
+    for _ in range(10):
+        kept.keep(SIZES)
+        await asyncio.sleep(0)
+    assert redis.store.exists(key)
