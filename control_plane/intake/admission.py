@@ -107,6 +107,11 @@ class Admission:
     def queued(self) -> int:
         return self._queued
 
+    @property
+    def short_of_slots(self) -> int:
+        """Who waits because all slots are taken, and not for its share: while slots are free none does."""
+        return sum(len(waits) for claimant, waits in self._waiting.items() if not self._has_its_share(claimant))
+
     @asynccontextmanager
     async def slot(self, claimant: Claimant = _ANYBODY, tokens: int = 1) -> AsyncIterator[Slot]:
         """Holds a slot for as long as the block runs; raises as `take` does."""
@@ -172,6 +177,11 @@ class Admission:
         if claimant.is_best_effort and self._best_effort >= self._most_best_effort:
             return False
         return self.in_flight < self._max_in_flight and self._running[claimant.tenant] < self._most_of_tenant
+
+    def _has_its_share(self, claimant: Claimant) -> bool:
+        """More slots would be none for it."""
+        of_class = claimant.is_best_effort and self._most_best_effort <= self._best_effort < self._max_in_flight
+        return of_class or self._most_of_tenant <= self._running[claimant.tenant] < self._max_in_flight
 
     def _comes(self, claimant: Claimant) -> None:
         """To the queue, or past it."""

@@ -1,8 +1,9 @@
 """When a pool grows or shrinks by itself: pure, fed with samples, by one worker at a time.
 
-It grows when for `grow_after_s` too much waits or the TTFT objective is missed, and shrinks when for `shrink_after_s` a
-worker less would have been enough. Between the two lies a wide band where nothing happens, both clocks start anew after
-every change, and a pool does not grow while a worker is still on its way: it does not swing. Ray's own autoscaler
+It grows when for `grow_after_s` too much waits, or the TTFT objective is missed in a pool that is in use by more than
+`shrink_below`: what an idle worker takes too long for takes two as long. It shrinks when for `shrink_after_s` a worker
+less would have been enough. Between the two lies a wide band where nothing happens, both clocks start anew after every
+change, and a pool does not grow while a worker is still on its way: it does not swing. Ray's own autoscaler
 follows the pool's size: it adds a node for a worker that finds no room, and takes idle nodes away.
 """
 
@@ -15,10 +16,10 @@ from cluster_configs.schema import AutoscaleSection
 class PoolSample:
     """A pool at one moment.
 
-    desired, ready, coming: workers wanted, those that take requests, and those that start or wait for room.
-    waiting: requests that wait for the pool, in the router's queue and in its engines. usage: share of the capacity of
-    the ready workers that is in use, 0 to 1. ttft_s: what 90% of the requests of late kept, None where there were too
-    few; only for a pool that answers for it.
+    desired, ready, coming: workers wanted, those that take requests, and those that start or wait for room and may yet
+    come. waiting: requests that wait for workers, in the router's queue and in the pool's engines. usage: share of the
+    capacity of the ready workers that is in use, 0 to 1. ttft_s: what 90% of the requests of late kept, None where
+    there were too few; only for a pool that answers for it.
     """
 
     desired: int
@@ -60,13 +61,16 @@ class Autoscaler:
         self._short_since_s = self._ample_since_s = None
 
     def _is_short(self, sample: PoolSample) -> bool:
-        is_late = sample.ttft_s is not None and sample.ttft_s > self._ttft_objective_s
+        is_late = self._is_late(sample) and sample.usage > self._settings.shrink_below
         return is_late or sample.waiting > self._settings.waiting_per_worker * sample.ready
+
+    def _is_late(self, sample: PoolSample) -> bool:
+        return sample.ttft_s is not None and sample.ttft_s > self._ttft_objective_s
 
     def _is_ample(self, sample: PoolSample) -> bool:
         # Who is not ready leaves first, and takes nothing away from the others.
         left = sample.ready - (sample.ready == sample.desired)
-        if left < 1 or sample.waiting or self._is_short(sample):
+        if left < 1 or sample.waiting or self._is_late(sample):
             return False
         return sample.usage * sample.ready / left <= self._settings.shrink_below
 

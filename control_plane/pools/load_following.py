@@ -30,7 +30,8 @@ _USAGE_SAMPLES = 10
 
 
 class PoolFollowing:
-    """Of one service, beside its pools. queued: requests in the router's queue. connected: the registry answers."""
+    """Of one service, beside its pools. queued: requests in the router's queue that more workers would take. connected:
+    the registry answers."""
 
     def __init__(
         self,
@@ -56,6 +57,9 @@ class PoolFollowing:
         self._now_s = now_s
         self._connected = connected
         self._usage: dict[Pool, float] = {}
+        # Workers that are not ready yet, or were lost, and since when.
+        self._start_timeout_s = config.limits.start_timeout_s
+        self._coming_since_s: dict[str, float] = {}
 
     async def run(self) -> None:
         """Until cancelled; returns at once where no pool follows its load."""
@@ -71,7 +75,9 @@ class PoolFollowing:
         if not self._connected():
             self._begin_anew()
             return
-        for status in self._pools.status():
+        pools = self._pools.status()
+        self._note_who_comes(pools, now_s)
+        for status in pools:
             if status.pool in self._autoscalers and not self._pools.restarting():
                 self._follow(status, now_s)
 
@@ -79,6 +85,20 @@ class PoolFollowing:
         self._usage.clear()
         for autoscaler in self._autoscalers.values():
             autoscaler.begin_anew()
+
+    def _note_who_comes(self, pools: Sequence[admin.PoolStatus], now_s: float) -> None:
+        since_s = self._coming_since_s
+        self._coming_since_s = {
+            worker.worker_id: since_s.get(worker.worker_id, now_s)
+            for status in pools
+            for worker in status.workers
+            if worker.phase in _COMING
+        }
+
+    def _may_come(self, worker: admin.PoolWorker, now_s: float) -> bool:
+        """One for which there is no room, or that does not start, does not keep its pool from growing for ever."""
+        since_s = self._coming_since_s.get(worker.worker_id)
+        return since_s is not None and now_s - since_s <= self._start_timeout_s
 
     def _follow(self, status: admin.PoolStatus, now_s: float) -> None:
         wanted = self._autoscalers[status.pool].decide(now_s, self._sample(status, now_s))
@@ -99,7 +119,7 @@ class PoolFollowing:
         return PoolSample(
             desired=status.desired_workers,
             ready=status.ready_workers,
-            coming=sum(worker.phase in _COMING for worker in status.workers),
+            coming=sum(self._may_come(worker, now_s) for worker in status.workers),
             waiting=sum(record.load.waiting_requests for record in records) + self._queued(),
             usage=usage,
             ttft_s=None if status.pool == wire.POOL_DECODE else self._ttft.kept_by_most(now_s),

@@ -396,5 +396,5 @@ def _load_following(
 ) -> PoolFollowing | None:
     if pools is None:
         return None
-    of_router = metrics.recent_ttft, lambda: admission.queued, timing, ports.now_s, lambda: follower.connected
+    of_router = metrics.recent_ttft, lambda: admission.short_of_slots, timing, ports.now_s, lambda: follower.connected
     return PoolFollowing(config, pools, membership, *of_router)

@@ -129,3 +129,27 @@ async def test_a_full_queue_is_shared_by_weight_and_has_one_place_for_each() -> 
     await finish(held)
     assert counts(admission) == (0, 0)
     admission.check_invariants()
+
+
+async def test_who_waits_for_a_share_is_not_short_of_slots() -> None:
+    """Best effort has two of four slots, a tenant three."""
+    admission = Admission(4, 99, 30.0, tenant_share=0.75, best_effort_share=0.5)
+    holders = [Holder(admission, tenant="a", priority=1) for _ in range(9)]
+    await settle()
+    assert (*counts(admission), admission.short_of_slots) == (2, 7, 0)
+    holders += [Holder(admission, tenant="a") for _ in range(2)]
+    await settle()
+    assert (*counts(admission), admission.short_of_slots) == (3, 8, 0)
+    holders += [Holder(admission, tenant="b") for _ in range(3)]
+    await settle()
+    # All are taken: two of `b` wait for one, and what waits of `a` has its part.
+    assert (*counts(admission), admission.short_of_slots) == (4, 10, 2)
+    await finish(holders)
+
+
+async def test_without_shares_all_who_wait_are_short_of_slots() -> None:
+    admission = Admission(2, 99, 30.0)
+    holders = [Holder(admission, tenant="a", priority=1) for _ in range(5)]
+    await settle()
+    assert (*counts(admission), admission.short_of_slots) == (2, 3, 3)
+    await finish(holders)

@@ -34,8 +34,14 @@ def test_a_pool_grows_by_one_when_too_much_waits_for_long_enough() -> None:
 
 
 def test_a_missed_ttft_objective_is_reason_enough() -> None:
-    assert decided([(0, sample(ttft_s=2.1)), (15, sample(ttft_s=2.1))]) == [2, 3]
-    assert decided([(0, sample(ttft_s=1.9)), (15, sample(ttft_s=1.9))]) == [2, 2]
+    for ttft_s, then in ((2.1, 3), (1.9, 2)):
+        used = sample(usage=0.31, ttft_s=ttft_s)
+        assert decided([(0, used), (15, used)]) == [2, then]
+
+
+def test_what_an_idle_worker_takes_too_long_for_does_not_grow_a_pool_nor_shrink_it() -> None:
+    idle = sample(usage=0.02, ttft_s=6.0)
+    assert decided([(second, idle) for second in range(600)]) == [2] * 600
 
 
 def test_a_moment_without_a_queue_starts_the_clock_anew() -> None:

@@ -102,3 +102,32 @@ def test_when_the_registry_answers_again_all_begins_anew() -> None:
     # What is used is averaged anew as well, from a pool in full use.
     assert pools.looks(310) == 4
     assert pools.looks(10) == 3
+
+
+def test_a_worker_that_does_not_come_keeps_its_pool_from_growing_for_as_long_as_a_start_may_take() -> None:
+    pools = FollowedPools(2)
+    pools.registers(running=64, waiting=99)
+    pools.phases["decode-1"] = admin.POOL_PHASE_PENDING
+    assert pools.looks(150) == 2
+    # It has found room, and does not start.
+    pools.phases["decode-1"] = admin.POOL_PHASE_STARTING
+    assert pools.looks(151) == 2
+    assert pools.looks(20) == 3
+
+
+def test_a_worker_that_has_been_there_and_starts_again_has_all_its_time() -> None:
+    pools = FollowedPools(2)
+    pools.registers(running=64, waiting=99)
+    for _ in range(3):
+        pools.phases["decode-1"] = admin.POOL_PHASE_STARTING
+        assert pools.looks(290) == 2
+        pools.phases["decode-1"] = READY
+        assert pools.looks(1) == 2
+
+
+def test_what_waits_in_the_router_counts_as_it_says() -> None:
+    for queued, size in ((8, 2), (9, 3)):
+        pools = FollowedPools(2)
+        pools.registers(running=32)
+        pools.queued = queued
+        assert pools.looks(20) == size
