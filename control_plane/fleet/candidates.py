@@ -169,6 +169,7 @@ def fixed_columns(
     everybody: Sequence[wire.WorkerRegistration],
 ) -> Fixed:
     """What a worker has not measured is taken from those of its pool, else of the service, else from a rough figure.
+    What is no number of seconds is not measured, nor is what was measured with it.
 
     registrations: of these workers; everybody: of all workers of the service.
     """
@@ -178,10 +179,10 @@ def fixed_columns(
         own, others = _costs(registrations, group), _costs(everybody, group)
         otherwise = _column([_ROUGH_COSTS[name] for name in group])
         for known in (others, own):
-            measured = known.sum(axis=1) > 0
+            measured = (known > 0).any(axis=1)
             if measured.any():
                 otherwise = known[measured].mean(axis=0)
-        filled = np.where(own.sum(axis=1)[:, None] > 0, own, otherwise)
+        filled = np.where(np.any(own > 0, axis=1, keepdims=True), own, otherwise)
         costs.update(zip(group, filled.T, strict=True))
     return Fixed(
         workers=tuple(workers),
@@ -236,7 +237,9 @@ def _column(values: Sequence[float]) -> Floats:
 def _costs(registrations: Sequence[wire.WorkerRegistration], group: Sequence[str]) -> Floats:
     """(registrations, group)"""
     values = [[getattr(record.costs, name) for name in group] for record in registrations]
-    return np.array(values, dtype=np.float64).reshape(len(registrations), len(group))
+    told = np.array(values, dtype=np.float64).reshape(len(registrations), len(group))
+    are_seconds = np.all(np.isfinite(told) & (told >= 0), axis=1, keepdims=True)
+    return np.where(are_seconds, told, 0.0)
 
 
 def queue_s(loads: Floats, now_s: float, others_s: "Floats | float" = 0.0) -> Floats:

@@ -1,9 +1,9 @@
 """Routers tell each other through Redis what they have on each worker, so that several place as one does.
 
 Each writes its own field of one hash again and again, with a number that grows, and reads those of the others. While
-Redis does not answer each goes by its own requests alone, as it does for what the others have sent since they were
-heard of last. It is done as often as it has to be for placement, and no oftener than a small part of the loop's time
-allows; a router that is alone looks seldom whether it still is.
+Redis does not answer each goes by its own requests alone, as it does after a defect, and for what the others have sent
+since they were heard of last. It is done as often as it has to be for placement, and no oftener than a small part of
+the loop's time allows; a router that is alone looks seldom whether it still is.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class LoadSharing:
         self._every_s = every_s
         # What the last round took of the loop.
         self._took_s = 0.0
-        self._loop = RedisLoop(self.share, self._pause, _WORDS, on_outage=self._forget)
+        self._loop = RedisLoop(self.share, self._pause, _WORDS, on_outage=self._forget, on_defect=self._forget)
         self.damaged = 0
 
     async def follow(self) -> None:

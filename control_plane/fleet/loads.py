@@ -177,7 +177,8 @@ class Loads:
             load[pending] -= work.pending_s
             # None of those that are left takes longer.
             load[longest] = min(load[longest], load[pending])
-            if load[pending] < _NOTHING_S:
+            # Nor is what is no number any more: without end less without end.
+            if not load[pending] >= _NOTHING_S:
                 load[pending] = load[longest] = 0.0
         self._stand(row, work, -1)
         self.lines.remove(row, work)

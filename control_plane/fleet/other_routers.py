@@ -67,7 +67,7 @@ class OtherRouters:
         known = self._routers.get(router_id)
         if known is not None and known.number == told.number:
             return
-        loads = {(each.worker_id, each.generation): np.array(_column(each), dtype=np.float64) for each in told.workers}
+        loads = {(each.worker_id, each.generation): _figures(_column(each)) for each in told.workers}
         lines = {(each.worker_id, each.generation): _lines(each) for each in told.workers if each.lines}
         self._routers[router_id] = _Router(told.number, now_s, loads, lines)
         self._workers = None
@@ -140,6 +140,12 @@ def _lines(told: wire.WorkerShare) -> Lines:
         for each in told.lines
         if 0 < each.pending_s < math.inf and 0 < each.weight < math.inf
     }
+
+
+def _figures(told: list[float]) -> Floats:
+    """What is no number, or less than nothing, counts as not told."""
+    column = np.array(told, dtype=np.float64)
+    return np.where(np.isfinite(column) & (column >= 0), column, 0.0)
 
 
 def _column(told: wire.WorkerShare) -> list[float]:

@@ -8,6 +8,7 @@ what waits is computed, seen from a prompt that comes,
 About so: what a tenant has had of late is known to engines alone.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -58,13 +59,13 @@ class TenantLines:
         return self._rows.get(row, {})
 
     def add(self, row: int, work: Waiting) -> None:
-        if work.whose is not None and work.pending_s:
+        if work.whose is not None and 0 < work.pending_s < math.inf:
             line = self._rows.setdefault(row, {}).setdefault(work.whose, Line())
             line.add(Line(1, work.tokens, work.pending_s, work.weight))
 
     def remove(self, row: int, work: Waiting) -> None:
         """What `add` was called with."""
-        if work.whose is None or not work.pending_s:
+        if work.whose is None or not 0 < work.pending_s < math.inf:
             return
         lines = self._rows[row]
         line = lines[work.whose]

@@ -116,9 +116,12 @@ class PlacementPolicy:
         terms: dict[str, Floats] = {}
         scores = np.zeros(len(view.candidates))
         if passed.any():
-            for name, term, weight in self.terms:
-                terms[name] = term(question, view)
-                scores += weight * terms[name]
+            with np.errstate(all="ignore"):
+                for name, term, weight in self.terms:
+                    told = term(question, view)
+                    # Of figures beyond all measure a term is no number, which is as bad as can be.
+                    terms[name] = np.where(np.isfinite(told), told, 0.0)
+                    scores += weight * terms[name]
         return Decision(view, passed, terms, scores, _pick(scores, passed, rng))
 
 

@@ -1,8 +1,12 @@
 """What a router has on a worker: whatever comes and goes in whatever order, nothing is left of it in the end."""
 
+import math
+
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster_core.tenant_shares import Claimant
 from control_plane.fleet.loads import Load, Loads, Work
 
 SECONDS = st.sampled_from([0.0, 0.1, 1 / 3, 7.7])
@@ -50,3 +54,16 @@ def test_all_that_comes_is_counted_by_class_and_leaves_nothing(moves: list[Work 
 
 # Points in time, and the number of the last placement.
 PASSING = {Load.PROGRESS_S, Load.AHEAD_PROGRESS_S, Load.TURN}
+
+
+def test_what_takes_for_ever_leaves_nothing_behind() -> None:
+    loads = Loads()
+    row = loads.take_row()
+    for_ever, usual = Work(10, 10, math.inf, whose=Claimant()), Work(10, 10, 2.0, whose=Claimant())
+    loads.begin(row, usual, 0.0)
+    loads.begin(row, for_ever, 0.0)
+    loads.end(row, for_ever, 1.0)
+    assert np.isfinite(loads.of(np.array([row]))).all()
+    loads.end(row, usual, 1.0)
+    assert loads.value(row, Load.PENDING_S) == loads.value(row, Load.AHEAD_S) == 0.0
+    assert not loads.lines.of(row)
