@@ -192,7 +192,9 @@ class SimDispatcher:
         """On the best decode worker there is, once there is one."""
         if run.is_over:
             return
-        run.placement = self._placer.place(run.job, wire.POOL_DECODE, place.excluded, prefills=place.prefills)
+        run.placement = self._placer.place(
+            run.job, wire.POOL_DECODE, place.excluded, avoided=place.avoided, prefills=place.prefills
+        )
         if run.placement is not None:
             self._handle(run, steps.Placed(run.placement.worker))
         elif self._events.now_s > until_s:

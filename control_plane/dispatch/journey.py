@@ -8,7 +8,7 @@
     the answer    what was emitted of it. A decode worker that is lost, hangs or drains in mid-stream costs a pause:
                   prompt and answer are prefilled in one pass, or pulled from one that drains, and generation goes on
     poison        a request during which two engines have died is tried no more (`poison` remembers it for others)
-    exclusions    what failed the request gets it no more, in this pool
+    exclusions    what failed the request gets it no more, or where there is no other (`exclusions`)
     the lease     on the KV that a prefill worker computed or a decode worker handed over: from that call until a
                   decode worker says that it has the KV. One that is still held at the end is released, on every path,
                   but not while a decode worker that was told of it may still pull: it would cache what others have
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from control_plane.dispatch.exclusions import Exclusions
 from control_plane.dispatch.journey_steps import (
     AwaitPrompt,
     Begun,
@@ -35,7 +36,6 @@ from control_plane.dispatch.journey_steps import (
     Emit,
     Ended,
     Event,
-    Excluded,
     Fail,
     Generated,
     HandedOver,
@@ -62,8 +62,6 @@ _RETRY_AFTER_WORKER_LOST_MS = 1000
 _RETRY_AFTER_NO_WORKER_MS = 2000
 # Engines that one request may end.
 MOST_DEATHS = 2
-# So often decode workers that hang are gone back to while nothing comes of the request: where machines starve, all are.
-MOST_STALLS = 4
 _POISON = Fail(Cause.POISON, f"{MOST_DEATHS} engines died while they worked on this request, it is not tried again")
 _DEADLINE_PASSED = Fail(Cause.DEADLINE, "the request's deadline passed")
 
@@ -93,13 +91,10 @@ class Journey:
         self.job = job
         self.stage = Stage.NOTHING
         self._limits = limits
-        # Of the pool that is tried.
-        self._excluded: set[tuple[str, int]] = set()
+        self._exclusions = Exclusions()
         self._lost = 0
         # Decode workers that were lost since one has generated anything.
         self._fruitless = 0
-        # Of those that were left because they hang, one for each time.
-        self._hung: list[tuple[str, int]] = []
         self._worker: WorkerSnapshot | None = None
         self._lease: Lease | None = None
         self._was_prefilled = False
@@ -154,13 +149,14 @@ class Journey:
 
     def _prefill_lost(self, event: WorkerLost, now_s: float) -> Instructions:
         self._lost += event.is_attempt
-        told = self._set_aside(event)
+        worker, told = self._set_aside(event)
+        self._exclusions.prefill_lost(worker)
         released = self._released()
         if self._is_poison:
             return (*told, *released, *self._fail(_POISON))
         if self._lost >= self._limits.prefill_attempts:
             return (*told, *released, *self._decode_alone())
-        return (*told, *released, *self._await(Stage.PREFILL_WORKER, PlacePrefill(frozenset(self._excluded))))
+        return (*told, *released, *self._await(Stage.PREFILL_WORKER, PlacePrefill(self._exclusions.excluded)))
 
     def _prefilled(self, event: Prefilled, now_s: float) -> Instructions:
         job = self.job
@@ -199,13 +195,14 @@ class Journey:
     # Decode.
 
     def _seek_decode_worker(self, now_s: float, *, again: bool = False) -> Instructions:
-        """again: one has been lost, and those that were excluded stay so."""
+        """again: one has been lost, and those that the request is kept from stay so."""
         if not again:
-            self._excluded.clear()
+            self._exclusions.begin_anew()
         if now_s >= self.job.deadline_s:
             return self._fail(_DEADLINE_PASSED)
         prefills = not self._was_prefilled or self._is_used_up
-        place = PlaceDecode(frozenset(self._excluded), prefills, self._limits.worker_wait_s, self.job.deadline_s)
+        kept_from, bounds = self._exclusions, (self._limits.worker_wait_s, self.job.deadline_s)
+        place = PlaceDecode(kept_from.excluded, prefills, *bounds, kept_from.avoided)
         return self._await(Stage.DECODE_WORKER, place)
 
     def _placed_for_decode(self, event: Placed, now_s: float) -> Instructions:
@@ -223,7 +220,7 @@ class Journey:
             job.attempt_id(),
             pulls=self._tell_of_lease(event.worker, now_s),
             may_move=self._may_migrate,
-            hung=self._left_for_good,
+            hung=self._exclusions.left_for_good,
             until_s=job.deadline_s,
         )
         return self._await(Stage.DECODE, call)
@@ -265,7 +262,7 @@ class Journey:
     def _generated(self, event: Generated, now_s: float) -> Instructions:
         self.job.first_token_s = self.job.first_token_s or now_s
         self._fruitless = 0
-        self._hung.clear()
+        self._exclusions.generated()
         return (self._emit(event.piece, event.token_ids, event.chars),)
 
     def _ended(self, event: Ended, now_s: float) -> Instructions:
@@ -282,12 +279,8 @@ class Journey:
         return (MarkDraining(worker) if event.is_draining else Suspect(worker, event.sentence),)
 
     def _decode_lost(self, event: WorkerLost, now_s: float) -> Instructions:
-        if event.was_left or event.has_stalled:
-            # It was left for any other that is usable now, whatever was wrong with that one before.
-            self._excluded = set(self._left_for_good)
-        if event.has_stalled and self._worker is not None:
-            self._hung.append((self._worker.worker_id, self._worker.generation))
-        told = self._set_aside(event)
+        worker, told = self._set_aside(event)
+        self._exclusions.decode_lost(worker, event)
         self._fruitless += event.is_attempt and not event.has_stalled
         self._is_used_up |= event.may_have_pulled
         if self._is_poison:
@@ -298,11 +291,6 @@ class Journey:
         return (*told, *(self._migrate() if self._decode_started else self._seek_decode_worker(now_s, again=True)))
 
     @property
-    def _left_for_good(self) -> Excluded:
-        """Those that hang, once they were gone back to often enough."""
-        return frozenset(self._hung) if len(self._hung) >= MOST_STALLS else frozenset()
-
-    @property
     def _may_migrate(self) -> bool:
         return self.job.migrations < self._limits.max_migrations
 
@@ -310,7 +298,8 @@ class Journey:
         """From the beginning, with the answer so far behind the prompt."""
         self._count_migration()
         self._was_prefilled = False
-        self._excluded, self._lost = set(), 0
+        self._exclusions.begin_anew()
+        self._lost = 0
         return self._seek_prefill_worker()
 
     def _handed_over(self, event: HandedOver, now_s: float) -> Instructions:
@@ -321,7 +310,7 @@ class Journey:
         self._count_migration()
         self._lease = Lease(worker, event.lease_id)
         self._may_be_pulled(worker, now_s)
-        self._excluded = {(worker.worker_id, worker.generation)}
+        self._exclusions.handed_over(worker)
         return self._seek_decode_worker(now_s, again=True)
 
     def _count_migration(self) -> None:
@@ -343,17 +332,18 @@ class Journey:
         self.job.emitted_chars += chars
         return Emit(piece)
 
-    def _set_aside(self, event: WorkerLost) -> Instructions:
-        """The worker gets this request no more; one that drains gets no other one either."""
+    def _set_aside(self, event: WorkerLost) -> tuple[WorkerSnapshot, Instructions]:
+        """The worker that has the request no more, and what others are told of it; one that drains gets nothing."""
         worker = self._worker
         assert worker is not None
         self.job.lifecycle.at(lifecycle.Event.WORKER_LOST)
-        self._excluded.add((worker.worker_id, worker.generation))
         self._worker = None
         if event.is_draining:
             # That one drains which is left is known from the registry, and may be over by now.
-            return () if event.was_left else (MarkDraining(worker),)
-        return () if event.lacks_adapter else (Suspect(worker, event.sentence), *self._blamed(worker, event))
+            return worker, () if event.was_left else (MarkDraining(worker),)
+        if event.lacks_adapter:
+            return worker, ()
+        return worker, (Suspect(worker, event.sentence), *self._blamed(worker, event))
 
     def _blamed(self, worker: WorkerSnapshot, event: WorkerLost) -> Instructions:
         if not event.has_died:

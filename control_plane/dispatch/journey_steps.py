@@ -137,6 +137,11 @@ class WorkerLost:
         return not (self.is_draining or self.is_unreachable)
 
     @property
+    def may_answer_again(self) -> bool:
+        """Its connection failed, which says nothing against the worker."""
+        return not (self.is_draining or self.has_stalled or self.has_died or self.lacks_adapter)
+
+    @property
     def may_have_pulled(self) -> bool:
         """A decode worker that was told of a lease."""
         return (self.is_attempt and not self.lacks_adapter) or self.was_left
@@ -169,13 +174,15 @@ class PlacePrefill:
 
 @dataclass(frozen=True, slots=True)
 class PlaceDecode:
-    """Choose a decode worker. prefills: it has to compute the prompt."""
+    """Choose a decode worker. prefills: it has to compute the prompt. avoided: those that get it where there is no
+    other."""
 
     excluded: Excluded
     prefills: bool
     # How long one is waited for, from when the driver begins to: after the client has taken its first token.
     wait_s: float
     deadline_s: float
+    avoided: Excluded = frozenset()
 
     def most_s(self, now_s: float) -> float:
         """How long a wait may take that begins now."""

@@ -143,7 +143,11 @@ class WorkerCalls:
 
     def _place_for_decode(self, call: steps.PlaceDecode) -> Placement | None:
         return self._placer.place(
-            self._job, wire.POOL_DECODE, call.excluded, avoided=self._avoided(call.excluded), prefills=call.prefills
+            self._job,
+            wire.POOL_DECODE,
+            call.excluded,
+            avoided=call.avoided | self._avoided(call.excluded | call.avoided),
+            prefills=call.prefills,
         )
 
     def _avoided(self, excluded: steps.Excluded) -> steps.Excluded:

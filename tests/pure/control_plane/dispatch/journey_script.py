@@ -69,8 +69,13 @@ def _event(what: str) -> steps.Event:
         case "ended":
             return steps.Ended(1, 8)
         case "lost":
-            is_draining, has_died, has_stalled = (word in rest for word in ("draining", "dead", "hangs"))
-            return steps.WorkerLost("no answer", is_draining, has_died=has_died, has_stalled=has_stalled)
+            words = {
+                "is_draining": "draining",
+                "has_died": "dead",
+                "has_stalled": "hangs",
+                "is_unreachable": "unreached",
+            }
+            return steps.WorkerLost("no answer", **{name: word in rest for name, word in words.items()})
         case "handed-over":
             return steps.HandedOver(rest[0])
         case "closed":
@@ -84,10 +89,11 @@ def _told(instruction: steps.Instruction) -> str:
             return "route"
         case steps.PlacePrefill(excluded):
             return f"place for prefill, without {_names(excluded)}"
-        case steps.PlaceDecode(excluded, prefills, wait_s, _):
+        case steps.PlaceDecode(excluded, prefills, wait_s, _, avoided):
             prompt = ", to compute the prompt" if prefills else ""
             without = f", without {_names(excluded)}" if excluded else ""
-            return f"place for decode, wait {wait_s:g} s at most{prompt}{without}"
+            rather = f", rather without {_names(avoided)}" if avoided else ""
+            return f"place for decode, wait {wait_s:g} s at most{prompt}{without}{rather}"
         case steps.AwaitPrompt():
             return "await the whole prompt"
         case steps.CallPrefill(chosen, lease_id, hand_off, _):

@@ -15,7 +15,8 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ids import RequestId, WorkerId
 from control_plane.dispatch import journey_steps as steps
-from control_plane.dispatch.journey import MOST_DEATHS, MOST_STALLS, Journey, JourneyLimits
+from control_plane.dispatch.exclusions import MOST_STALLS
+from control_plane.dispatch.journey import MOST_DEATHS, Journey, JourneyLimits
 from control_plane.dispatch.journey_steps import Stage
 from control_plane.model.job import RECOMPUTED, Job
 from control_plane.model.lifecycle import Event, RequestLifecycle
@@ -68,6 +69,8 @@ class PlayedJourney:
     endings: list[steps.Instruction] = field(default_factory=list)
     failed_prefill: set[tuple[str, int]] = field(default_factory=set)
     failed_decode: set[tuple[str, int]] = field(default_factory=set)
+    # Those that get it again where there is no other.
+    broken_decode: set[tuple[str, int]] = field(default_factory=set)
     losses: int = 0
     deaths: int = 0
     blamed: int = 0
@@ -142,6 +145,7 @@ class PlayedJourney:
                 self.leases[lease_id] = ModelLease(lease_id)
                 self.decode_started = False
                 self.failed_decode = {(call.worker.worker_id, call.worker.generation)}
+                self.broken_decode.clear()
             case steps.WorkerLost(has_died=has_died) if not self.endings:
                 assert isinstance(call, steps.CallPrefill | steps.CallDecode)
                 failed = self.failed_prefill if isinstance(call, steps.CallPrefill) else self.failed_decode
@@ -149,11 +153,16 @@ class PlayedJourney:
                 if isinstance(call, steps.CallDecode) and (event.was_left or event.has_stalled):
                     # It was left for those that this call might go to.
                     failed.clear()
+                    self.broken_decode.clear()
                     failed |= self.left_for_good
                     self.hung += [who] * event.has_stalled
                 elif event.was_left:
                     failed.clear()
-                failed.add(who)
+                is_gone = event.is_draining or event.has_died or event.has_stalled or event.lacks_adapter
+                if isinstance(call, steps.CallDecode) and not is_gone:
+                    self.broken_decode.add(who)
+                else:
+                    failed.add(who)
                 self.losses += event.is_attempt
                 if isinstance(call, steps.CallDecode):
                     self.fruitless += event.is_attempt and not event.has_stalled
@@ -162,6 +171,7 @@ class PlayedJourney:
                     self.decode_started = False
                     self.failed_prefill.clear()
                     self.failed_decode.clear()
+                    self.broken_decode.clear()
                 self.deaths += has_died
                 if isinstance(call, steps.CallDecode) and call.pulls and event.may_have_pulled:
                     for lease in self._held():
@@ -179,8 +189,9 @@ class PlayedJourney:
             case steps.PlacePrefill(excluded):
                 assert excluded == self.failed_prefill
                 self._begins(instruction)
-            case steps.PlaceDecode(excluded=excluded):
+            case steps.PlaceDecode(excluded=excluded, avoided=avoided):
                 assert excluded == self.failed_decode
+                assert avoided == self.broken_decode
                 assert 0 < instruction.most_s(self.now_s) <= self.journey.job.deadline_s - self.now_s
                 self._begins(instruction)
             case steps.CallPrefill(lease_id=lease_id):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from control_plane.dispatch import journey_steps as steps
-from control_plane.dispatch.journey import MOST_STALLS, Journey, JourneyLimits, UnexpectedEvent
+from control_plane.dispatch.exclusions import MOST_STALLS
+from control_plane.dispatch.journey import Journey, JourneyLimits, UnexpectedEvent
 from control_plane.model.job import NO_HANDOFF, RECOMPUTED
 from control_plane.model.lifecycle import State
 from tests.pure.control_plane.dispatch.played_journey import (

@@ -71,7 +71,10 @@ def answer(played: PlayedJourney, fortune: Fortune) -> None:
         case steps.AwaitPrompt():
             played.tell(steps.PromptComplete())
         case steps.PlaceDecode():
-            chosen = worker(f"decode-{len(played.failed_decode)}") if fortune is not Fortune.WITHOUT else None
+            number = len(played.failed_decode) + len(played.broken_decode)
+            # Also one that it is only to be kept from while there is another one.
+            number -= bool(played.broken_decode) and fortune is Fortune.UNREACHABLE
+            chosen = worker(f"decode-{number}") if fortune is not Fortune.WITHOUT else None
             played.tell(steps.Placed(chosen))
         case steps.CallPrefill() if fortune is Fortune.LEFT:
             played.tell(_LOSSES[Fortune.DRAINING])
