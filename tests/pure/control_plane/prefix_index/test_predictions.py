@@ -17,8 +17,8 @@ CHUNKS = 12
 
 
 def chain(depth: int, branch: int = 0, split: int = CHUNKS) -> Keys:
-    """A prompt's chunks: two branches agree until they split, as names cover all that stands before."""
-    numbers = [at + 1 + (1000 * branch if at >= split else 0) for at in range(depth)]
+    """A prompt's chunks: two branches agree until they split and never after, as names cover all that stands before."""
+    numbers = [at + 1 + (1000 * branch + 100 * split if branch and at >= split else 0) for at in range(depth)]
     return np.array([number * 0x9E3779B97F4A7C15 % 2**64 for number in numbers], dtype=np.uint64)
 
 
@@ -70,6 +70,7 @@ def test_a_lookup_sees_what_it_would_see_after_expiring(
     index = played(steps, entries)
     # A side effect of a lookup that no public reading shows is the one to find.
     predictions, table = index._predictions, index._table
+    predictions.check_invariants()
     before = len(predictions), table.sets.tolist()
     seen = matched(index, prompt, float(now_s))
     assert (len(predictions), table.sets.tolist()) == before
@@ -113,3 +114,34 @@ def test_a_predicted_chunk_that_gave_way_and_came_back_is_looked_at_as_it_will_b
     index.expire(5.0)
     assert seen == matched(index, keys, 5.0)
     assert seen[0] == [0, 0, 0]
+
+
+def compared(prompts: int) -> int:
+    """Chunks that are looked at while so many prompts of one system prompt end, one after the other."""
+    predictions = Predictions()
+    for number in range(prompts):
+        predictions.add(0, chain(24, number + 1, 4), float(number))
+    over = [predictions.expire(float(number))[0][1] for number in range(prompts)]
+    assert [len(keys) for keys in over] == [20] * (prompts - 1) + [24]
+    assert len(predictions) == 0
+    return predictions.compared
+
+
+def test_what_ends_costs_as_much_however_many_prompts_begin_alike() -> None:
+    few, many = compared(100), compared(1000)
+    assert many <= 11 * few
+    assert many <= 1000 * 2 * 24
+
+
+@given(st.lists(st.tuples(prompts, st.integers(1, 9)), max_size=12), st.integers(0, 10))
+def test_what_is_over_is_what_no_other_prompt_has(added: list[tuple[Keys, int]], now_s: int) -> None:
+    predictions = Predictions()
+    for keys, until_s in added:
+        predictions.add(0, keys, float(until_s))
+    ended = {chunk for keys, until_s in added if until_s <= now_s for chunk in keys.tolist()}
+    goes_on = {chunk for keys, until_s in added if until_s > now_s for chunk in keys.tolist()}
+    families = {int(keys[0]) for keys, _ in added}
+    seen = [keys.tolist() for first in families for keys in predictions.ended(first, float(now_s)).values()]
+    found = [chunk for _, keys in predictions.expire(float(now_s)) for chunk in keys.tolist()]
+    assert sorted(found) == sorted(ended - goes_on) == sorted(chunk for keys in seen for chunk in keys)
+    predictions.check_invariants()
