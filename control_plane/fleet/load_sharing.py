@@ -18,6 +18,7 @@ from cluster_wire import registry
 from cluster_wire.redis_client import REDIS_DOWN, RedisClient
 from cluster_wire.redis_loop import LoopWords, RedisLoop
 from control_plane.fleet.membership import Membership
+from control_plane.fleet.other_routers import SILENT_ROUNDS
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,8 @@ class LoadSharing:
         told = wire.RouterLoads(number=self._number, workers=own).SerializeToString()
         wrote_s = self._now_s()
         async with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.eval(TELL, 1, self._key, self._router_id, told, _LEASE_MS)
+            lease_ms = max(_LEASE_MS, round(SILENT_ROUNDS * self._every_s * 1000))
+            pipeline.eval(TELL, 1, self._key, self._router_id, told, lease_ms)
             pipeline.hgetall(self._key)
             *_, fields = await pipeline.execute()
         now_s, others = self._now_s(), self._membership.others
@@ -94,7 +96,7 @@ class LoadSharing:
                 others.heard(name, wire.RouterLoads.FromString(value), now_s)
             except DecodeError:
                 self.damaged += 1
-        silent = others.forget_silent(names, now_s)
+        silent = others.forget_silent(names, now_s, every_s=self._every_s)
         self._took_s = wrote_s - began_s + self._now_s() - now_s
         if silent:
             await self._redis.hdel(self._key, *silent)

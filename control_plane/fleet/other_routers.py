@@ -1,9 +1,10 @@
 """What the other routers of a service have on each worker, as each of them said last. Pure.
 
-A router whose numbers stand still is gone, or cut off: after a while nothing of it counts any more.
+A router whose numbers stand still is gone, or cut off: after a while and several rounds nothing of it counts any more.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -34,6 +35,11 @@ class Share(IntEnum):
     ANSWER_TOKENS = 11
 
 
+# So many rounds without a word are silence.
+SILENT_ROUNDS = 4
+# Of workers: one for each kind of pool, and one that has just been.
+_SELECTIONS = 4
+
 # Of what passes with time.
 _SECONDS = [Share.QUEUE_S, Share.AHEAD_S]
 
@@ -54,9 +60,8 @@ class OtherRouters:
         """silent_s: after which a router is forgotten that says nothing new."""
         self._silent_s = silent_s
         self._routers: dict[str, _Router] = {}
-        # Of one selection of workers, until somebody has said something.
-        self._workers: Sequence[WorkerSnapshot] | None = None
-        self._sums: Floats = np.zeros((len(Share), 0))
+        # Of the selections of workers that are asked for in turn, one of each pool, until somebody has said something.
+        self._selected: deque[tuple[Sequence[WorkerSnapshot], Floats]] = deque(maxlen=_SELECTIONS)
         self._heard_s = 0.0
 
     def __len__(self) -> int:
@@ -70,17 +75,16 @@ class OtherRouters:
         loads = {(each.worker_id, each.generation): _figures(_column(each)) for each in told.workers}
         lines = {(each.worker_id, each.generation): _lines(each) for each in told.workers if each.lines}
         self._routers[router_id] = _Router(told.number, now_s, loads, lines)
-        self._workers = None
+        self._selected.clear()
 
-    def forget_silent(self, present: Iterable[str], now_s: float) -> list[str]:
-        """Drops routers that are not among those present, or have said nothing new for too long; returns the latter."""
-        there = set(present)
-        silent = [
-            name for name, router in self._routers.items() if name in there and now_s - router.heard_s > self._silent_s
-        ]
+    def forget_silent(self, present: Iterable[str], now_s: float, *, every_s: float = 0.0) -> list[str]:
+        """Drops routers that are not among those present, or have said nothing new for too long; returns the latter.
+        every_s: how often they say something."""
+        there, silent_s = set(present), max(self._silent_s, SILENT_ROUNDS * every_s)
+        silent = [name for name, router in self._routers.items() if name in there and now_s - router.heard_s > silent_s]
         for name in [*silent, *(self._routers.keys() - there)]:
             del self._routers[name]
-            self._workers = None
+            self._selected.clear()
         return silent
 
     def of(self, workers: Sequence[WorkerSnapshot], now_s: float) -> "Floats | None":
@@ -88,9 +92,8 @@ class OtherRouters:
         told of."""
         if not self._routers:
             return None
-        if self._workers is not workers:
-            self._sum_up(workers)
-        sums = self._sums.copy()
+        known = next((sums for selected, sums in self._selected if selected is workers), None)
+        sums = (self._summed_up(workers) if known is None else known).copy()
         sums[_SECONDS] = np.maximum(sums[_SECONDS] - (now_s - self._heard_s), 0.0)
         return sums
 
@@ -108,15 +111,16 @@ class OtherRouters:
         own = (worker_id, generation)
         return [router.lines[own] for router in self._routers.values() if own in router.lines]
 
-    def _sum_up(self, workers: Sequence[WorkerSnapshot]) -> None:
-        self._workers = workers
+    def _summed_up(self, workers: Sequence[WorkerSnapshot]) -> Floats:
         self._heard_s = max(router.heard_s for router in self._routers.values())
-        self._sums = np.zeros((len(Share), len(workers)))
+        sums: Floats = np.zeros((len(Share), len(workers)))
         for column, worker in enumerate(workers):
             for router in self._routers.values():
                 load = router.loads.get((worker.worker_id, worker.generation))
                 if load is not None:
-                    self._sums[:, column] += load
+                    sums[:, column] += load
+        self._selected.append((workers, sums))
+        return sums
 
 
 def told_lines(lines: Lines) -> list[wire.TenantLine]:

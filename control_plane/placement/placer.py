@@ -130,7 +130,7 @@ class Placer:
 
     def memory(self) -> tuple[MemoryUse, ...]:
         """What is remembered of requests that have been placed."""
-        return self._ledger.recent.memory(), self._ledger.log.memory()
+        return self._ledger.recent.memory(), self._ledger.log.memory(), self._index.index.memory()
 
     def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
         """What would be decided now for a request with this whole prompt: whether it would be disaggregated, and which

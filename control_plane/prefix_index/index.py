@@ -11,15 +11,16 @@ Source of the decay: Cormode et al., "Forward decay", ICDE 2009.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from control_plane.model.memory_use import MemoryUse
 from control_plane.prefix_index.holder_sets import NOBODY, UNKNOWN, HolderSets, Masks, Plane, slots_in
 from control_plane.prefix_index.hot_prefix import HotPrefix
+from control_plane.prefix_index.late_prompts import LatePrompts
 from control_plane.prefix_index.predictions import Predictions
 from control_plane.prefix_index.table import NOWHERE, Places, PrefixTable
 from kv_transfer.claims.claims import ClaimChange
@@ -31,7 +32,6 @@ Counts = NDArray[np.int64]
 _NOT_ACCESSED = 2.0**-6
 # float32 keeps heat to one part in a thousand for so many half-lives after the reference.
 _MOST_HALF_LIVES = 8192
-_MOST_PROMPTS = 4096
 # Along a prompt, heat that falls by so much of a doubling ends a prefix.
 _STEP = 0.2
 _LEAST_PROMISING = 32
@@ -77,8 +77,7 @@ class PrefixIndex:
         self._reference_s = start_s
         self._latest_s = start_s
         self._predictions = Predictions()
-        # Prompts of late, by their last chunk: they say how chunks follow each other.
-        self._prompts: OrderedDict[int, Keys] = OrderedDict()
+        self._prompts = LatePrompts(max_entries)
         self._next_compaction = _SPARE_SETS
 
     # Which workers are there.
@@ -184,10 +183,7 @@ class PrefixIndex:
         places = self._table.find_or_add(keys, -math.inf, worth)
         places = places[places != NOWHERE]
         self._table.heat[places] = np.logaddexp2(self._table.heat[places], np.float32(worth))
-        self._prompts[int(keys[-1])] = keys
-        self._prompts.move_to_end(int(keys[-1]))
-        while len(self._prompts) > _MOST_PROMPTS:
-            self._prompts.popitem(last=False)
+        self._prompts.add(keys)
 
     def hotness(self, keys: Keys, now_s: float) -> NDArray[np.float64]:
         """Requests a second that asked for each chunk, decayed; 0 for what is not remembered."""
@@ -212,7 +208,7 @@ class PrefixIndex:
 
         Looking along each of thousands would hold up the router.
         """
-        prompts = list(self._prompts.values())
+        prompts = self._prompts.all()
         if len(prompts) <= at_most:
             return prompts
         chosen: set[int] = set()
@@ -251,7 +247,13 @@ class PrefixIndex:
     def bytes(self) -> int:
         return self._table.bytes
 
+    def memory(self) -> MemoryUse:
+        """What is kept beside the table, of prompts that were asked for."""
+        return self._prompts.memory()
+
     def check_invariants(self) -> None:
+        self._prompts.check_invariants()
+        self._predictions.check_invariants()
         used = self._table.used()
         assert len(used) == self._table.entries, f"{len(used)} entries, {self._table.entries} counted"
         assert len(np.unique(self._table.keys[used])) == len(used), "a key stands in two places"

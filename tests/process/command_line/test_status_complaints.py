@@ -53,5 +53,6 @@ async def test_what_hangs_is_quarantined_or_poisoned_is_named(
     assert (each["stalled_s"], each["quarantined_blocks"]) == (12.4, 31)
     assert [use["limit"] for use in result["memory"]] == [
         "router.max_prompt_mib", "tracing.memory_mib", "placement.recent_prompts_mib", "placement.explanations_mib",
+        "index.max_entries",
     ]  # fmt: skip
     assert decode.record.state == wire.WORKER_STATE_READY

@@ -1,5 +1,7 @@
 """What other routers have on the workers: summed up, shrinking, forgotten; and what placement makes of it."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from rachis.v1 import worker_pb2 as wire
@@ -74,6 +76,36 @@ def test_a_router_that_says_nothing_new_is_forgotten(others: OtherRouters) -> No
     assert others.forget_silent(["a", "b"], 2.0) == []
     assert others.forget_silent(["a", "b"], 3.0) == ["b"]
     assert len(others) == 1
+
+
+@pytest.mark.parametrize("every_s", [0.02, 1.5, 3.0, 60.0])
+def test_a_router_that_is_a_little_late_with_its_rounds_is_not_silent(others: OtherRouters, every_s: float) -> None:
+    for number in range(50):
+        now_s = number * every_s
+        # Its rounds take longer than these.
+        others.heard("a", told(int(number / 1.3) + 1), now_s)
+        assert others.forget_silent(["a"], now_s, every_s=every_s) == []
+    assert others.forget_silent(["a"], now_s + max(2.0, 4 * every_s) + 1.0, every_s=every_s) == ["a"]
+
+
+class Counted(list[WorkerSnapshot]):
+    """Counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[WorkerSnapshot]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_sums_of_pools_that_are_asked_for_in_turn_are_made_once_until_somebody_speaks(others: OtherRouters) -> None:
+    prefill, decode = Counted(WORKERS), Counted(WORKERS[:1])
+    for number in range(1, 3):
+        others.heard("a", told(number), 0.0)
+        for _ in range(100):
+            seen = [others.of(pool, 0.0) for pool in (prefill, decode)]
+            assert [each[Share.QUEUE_S].tolist() for each in seen if each is not None] == [[3.0, 0.0], [3.0]]
+        assert (prefill.times, decode.times) == (number, number)
 
 
 def test_a_router_that_took_its_word_back_is_forgotten_at_once(others: OtherRouters) -> None:
