@@ -160,6 +160,9 @@ class EngineSection(Section):
         True, description="False compiles and captures CUDA graphs: slower start, faster steps."
     )
     threads: int = Field(1, ge=1, le=256, description="OpenMP threads of one worker.")
+    own_process: bool = Field(
+        False, description="Steps run in a process beside the one that serves, and never wait for its interpreter lock."
+    )
     seed: int = Field(0, ge=0)
     nixl_backends: tuple[str, ...] = ("UCX",)
     kv_buffer_device: Literal["cpu", "cuda"] = "cpu"

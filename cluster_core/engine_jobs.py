@@ -263,3 +263,18 @@ class EngineOutput:
     def is_last(self) -> bool:
         """Of a job that was handed over, the lease alone comes with it."""
         return self.finish_reason is not None or self.lease is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing but tokens and text."""
+        return not (
+            self.finish_reason
+            or self.lease
+            or self.session
+            or self.logprobs
+            or self.prompt_logprobs
+            or self.handoff
+            or self.cached_tokens
+            or self.queue_ms
+            or self.prefill_ms
+        )

@@ -13,12 +13,15 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from cluster_core.engine_reports import EngineInfo
+from cluster_core.engine_reports import EngineInfo, EngineStatus, PrefixClaimChange
 from cluster_core.errors import StartError
 from cluster_core.heartbeat import Heartbeat
+from worker_runtime.engine_commands import JOB_COMMANDS, QUESTIONS
 from worker_runtime.engine_work import EngineWork
+from worker_runtime.job_stream import JobStream
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ _NAP_S = 0.001
 # A thread that hangs inside vLLM does not keep its process from ending.
 _STOP_TIMEOUT_S = 20.0
 
+_NOTHING = EngineStatus()
 _Found = TypeVar("_Found")
 Command = Callable[[EngineWork], None]
 
@@ -36,8 +40,22 @@ Command = Callable[[EngineWork], None]
 BringUp = Callable[[Callable[[str], None], Callable[..., object]], EngineWork]
 
 
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What the thread tells, and how; all but `on_loop` may be called on the thread itself.
+
+    on_loop: has whoever owns jobs call something soon. up, failed: what came of bringing the engine up.
+    """
+
+    on_loop: Callable[..., object]
+    up: Callable[[EngineInfo], object]
+    failed: Callable[[StartError], object]
+    phase: Callable[[str], None]
+    death: Callable[[str], None]
+
+
 class EngineThread:
-    """`start` once, `stop` once."""
+    """See `engine_commands.EngineSeat`."""
 
     def __init__(self, bring_up: BringUp) -> None:
         self._bring_up = bring_up
@@ -52,8 +70,14 @@ class EngineThread:
         """Raises StartError where the engine does not come up."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[EngineInfo] = loop.create_future()
-        arguments = (loop.call_soon_threadsafe, ready, on_phase, on_death)
-        self._thread = threading.Thread(target=self._run, args=arguments, name="engine", daemon=True)
+        reports = Reports(
+            loop.call_soon_threadsafe,
+            up=lambda info: loop.call_soon_threadsafe(_settle, ready, info),
+            failed=lambda error: loop.call_soon_threadsafe(ready.set_exception, error),
+            phase=on_phase,
+            death=on_death,
+        )
+        self._thread = threading.Thread(target=self.run, args=(reports,), name="engine", daemon=True)
         self._thread.start()
         return await ready
 
@@ -73,33 +97,65 @@ class EngineThread:
         self._commands.put(command)
         return await found
 
-    async def stop(self) -> None:
+    def tell(self, command: str, stream: JobStream, *arguments: Any) -> None:
+        self.put(lambda work: JOB_COMMANDS[command](work.jobs, stream, *arguments))
+
+    async def ask(
+        self,
+        question: str,
+        *arguments: Any,
+        unless_left: bool = False,
+        on_place: Callable[[], None] = lambda: None,
+    ) -> Any:
+        loop = asyncio.get_running_loop()
+
+        def asked(work: EngineWork) -> Any:
+            found = QUESTIONS[question].ask(work, *arguments)
+            loop.call_soon_threadsafe(on_place)
+            return found
+
+        return await self.answer(asked, unless_left=unless_left)
+
+    def order(self, question: str, *arguments: Any) -> None:
+        self.put(lambda work: QUESTIONS[question].ask(work, *arguments))
+
+    def follow(self, on_change: Callable[[PrefixClaimChange], None]) -> None:
+        self.put(lambda work: work.claims.follow(on_change))
+
+    def status(self) -> EngineStatus:
+        status, stalled_s = self.published, self.heartbeat.stalled_s
+        return replace(status, load=replace(status.load, stalled_s=stalled_s)) if stalled_s else status
+
+    @property
+    def published(self) -> EngineStatus:
+        """As the last step has left it; the same object until there is another one."""
+        return self.work.figures.status if self.work is not None else _NOTHING
+
+    def ask_to_stop(self) -> None:
         self._stopping = True
         # Wakes the thread.
         self._commands.put(None)
+
+    async def stop(self) -> None:
+        self.ask_to_stop()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, _STOP_TIMEOUT_S)
 
     # Everything below runs on the thread.
 
-    def _run(
-        self,
-        on_loop: Callable[..., object],
-        ready: "asyncio.Future[EngineInfo]",
-        on_phase: Callable[[str], None],
-        on_death: Callable[[str], None],
-    ) -> None:
+    def run(self, reports: Reports) -> None:
+        """Brings the engine up and turns until it is stopped; the calling thread is the engine's."""
         try:
-            work = self._bring_up(on_phase, on_loop)
+            work = self._bring_up(reports.phase, reports.on_loop)
         except Exception as error:
             # Whatever vLLM raises while starting is one fault: it did not start.
             logger.exception("the engine did not start")
-            on_loop(ready.set_exception, StartError(f"the engine did not start: {type(error).__name__}: {error}"))
+            reports.failed(StartError(f"the engine did not start: {type(error).__name__}: {error}"))
             return
         self.work = work
-        on_loop(_settle, ready, work.info)
+        reports.up(work.info)
         try:
-            self._keep_turning(work, on_death)
+            self._keep_turning(work, reports.death)
         finally:
             work.shut_down()
 

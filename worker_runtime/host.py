@@ -238,9 +238,10 @@ class WorkerHost:
 def _vllm_engine(settings: EngineSettings, clock: ClusterClock) -> Engine:
     """vLLM reads the environment while it is imported."""
     own_node.set_environment(engine_environment(settings))
+    from worker_runtime.engine_process import EngineProcess
     from worker_runtime.vllm_engine import VllmEngine
 
-    return VllmEngine(settings, clock)
+    return VllmEngine(settings, clock, seat=EngineProcess(settings, clock) if settings.engine.own_process else None)
 
 
 class _ProcessPorts:

@@ -5,18 +5,35 @@ taken                   the loop's
 all else                the thread's
 """
 
-import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
-from cluster_core.engine_jobs import EngineJob, EngineOutput
-from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
+from cluster_core.engine_jobs import EngineJob, EngineOutput, SessionProgress
+from worker_runtime.engine_sessions import SessionPrompt
+
+
+class Items(Protocol):
+    """Takes what comes of a job: a queue, or the way to one in another process."""
+
+    def put_nowait(self, item: EngineOutput | Exception, /) -> None: ...
+
+
+class SessionReports(Protocol):
+    """Hears how far a session is."""
+
+    # The engine's thread's own: what it has reported last.
+    reported: SessionProgress | None
+
+    def report(self, progress: SessionProgress) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class JobStream:
     job: EngineJob
-    items: asyncio.Queue[EngineOutput | Exception] = field(default_factory=asyncio.Queue)
-    session: SessionHandle | None = None
+    items: Items
+    session: SessionReports | None = None
     # The consumer has taken the last output.
     taken: bool = False
     # The thread has made the last output.

@@ -37,10 +37,10 @@ from kv_transfer.handoff.lease_params import REMOTE_DECODE, encode_params
 from kv_transfer.handoff.rules import effective_deadline_s, stamp_deadline
 from kv_transfer.model_features import Feature
 from worker_runtime.engine_figures import EngineFigures
-from worker_runtime.engine_sessions import SessionHandle, SessionPrompt
+from worker_runtime.engine_sessions import SessionPrompt
 from worker_runtime.engine_settings import EngineSettings
 from worker_runtime.held_leases import HeldLeases
-from worker_runtime.job_stream import JobStream
+from worker_runtime.job_stream import JobStream, SessionReports
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ class RunningJobs:
 
     def report_progress(self) -> None:
         """To the owners of sessions, as far as it has changed."""
-        changed: list[tuple[SessionHandle, SessionProgress]] = []
+        changed: list[tuple[SessionReports, SessionProgress]] = []
         for stream in self._streams.values():
             if stream.session is not None and stream.prompt is not None:
                 progress = stream.prompt.progress()
@@ -395,6 +395,6 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _report(changed: Sequence[tuple[SessionHandle, SessionProgress]]) -> None:
+def _report(changed: Sequence[tuple[SessionReports, SessionProgress]]) -> None:
     for session, progress in changed:
         session.report(progress)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from cluster_configs.schema import LoraSection, ObjectivesSection, RachisConfig
+from cluster_core.clock import ClusterClock
 from cluster_core.engine import Engine
 from cluster_core.engine_jobs import Adapter, EmittedTokens, EngineJob, EngineOutput, SamplingSpec
 from cluster_core.engine_reports import EngineInfo, EngineLoad
@@ -17,6 +18,7 @@ from fault_sim.blocks.fabric import BlockEngineSettings, Fabric
 from fault_sim.network import Network
 from tests.fakes.engine import FakeEngine, fabric
 from tests.lora_adapters import write_adapter
+from worker_runtime.engine_process import EngineProcess
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 from worker_runtime.vllm_engine import VllmEngine
 
@@ -24,7 +26,7 @@ PROMPT = tuple(b"The capital of France is Paris, and the capital of Italy is Rom
 _names = itertools.count()
 
 
-_VLLM = [pytest.param(name, marks=pytest.mark.integration) for name in ("vllm", "shared", "imitated")]
+_VLLM = [pytest.param(name, marks=pytest.mark.integration) for name in ("vllm", "shared", "imitated", "apart")]
 
 
 @pytest.fixture(scope="module", params=["fake", "blocks", *_VLLM])
@@ -40,6 +42,8 @@ async def started(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Engine,
             engine = imitated_engine(EngineRole.PREFILL)
         case "shared":
             engine = vllm_engine(EngineRole.SHARED, ObjectivesSection(tpot_s=0.02))
+        case "apart":
+            engine = vllm_engine(EngineRole.PREFILL, in_a_process=True)
         case _:
             engine = vllm_engine(EngineRole.PREFILL)
     deaths: list[str] = []
@@ -97,13 +101,16 @@ def broken_adapter(started: tuple[Engine, EngineInfo], tmp_path_factory: pytest.
     return Adapter("broken", write_adapter(tmp_path_factory.mktemp("broken") / "adapter", 7, width=2))
 
 
-def vllm_engine(role: EngineRole, objectives: ObjectivesSection | None = None) -> VllmEngine:
+def vllm_engine(
+    role: EngineRole, objectives: ObjectivesSection | None = None, *, in_a_process: bool = False
+) -> VllmEngine:
+    """in_a_process: of its own."""
     config = RachisConfig()
     lora = LoraSection(max_loaded=2, max_in_batch=1)
     told = objectives or config.objectives
     settings = EngineSettings(config.model, config.engine, config.handoff, role, lora=lora, objectives=told)
     os.environ.update(engine_environment(settings))
-    return VllmEngine(settings)
+    return VllmEngine(settings, seat=EngineProcess(settings, ClusterClock()) if in_a_process else None)
 
 
 def imitated_engine(role: EngineRole) -> Engine:

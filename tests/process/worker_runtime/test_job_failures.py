@@ -1,5 +1,6 @@
 """What taking in one job raises, or another first token than was replayed, ends that job and not the engine."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,7 +8,7 @@ import pytest
 
 from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
 from cluster_core.clock import ClusterClock
-from cluster_core.engine_jobs import EngineJob, SamplingSpec
+from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec
 from cluster_core.errors import JobFailedError
 from worker_runtime.engine_figures import EngineFigures
 from worker_runtime.engine_settings import EngineRole, EngineSettings
@@ -55,10 +56,11 @@ class World:
             self.engine, settings, ClusterClock(), cast(EngineFigures, figures), lambda call, *args: call(*args)
         )
 
-    def add(self, name: str, **fields: Any) -> JobStream:
-        stream = JobStream(EngineJob(name, (1, 2, 3), SAMPLING, **fields))
-        self.jobs.add(stream)
-        return stream
+    def add(self, name: str, **fields: Any) -> "asyncio.Queue[EngineOutput | Exception]":
+        """What comes of it."""
+        items: asyncio.Queue[EngineOutput | Exception] = asyncio.Queue()
+        self.jobs.add(JobStream(EngineJob(name, (1, 2, 3), SAMPLING, **fields), items))
+        return items
 
     def sampled(self, name: str, token: int) -> None:
         completion = SimpleNamespace(token_ids=[token], text="x", logprobs=None, finish_reason=None)
@@ -72,9 +74,9 @@ def test_whatever_taking_in_a_job_raises_is_that_job_s_end(error: Exception) -> 
     world = World()
     world.engine.raises = error
     failed = world.add("a")
-    assert isinstance(failed.items.get_nowait(), JobFailedError)
+    assert isinstance(failed.get_nowait(), JobFailedError)
 
     world.engine.raises = None
-    assert world.add("b").items.empty()
-    assert world.add("a").items.empty(), "its name is free again"
+    assert world.add("b").empty()
+    assert world.add("a").empty(), "its name is free again"
     assert world.jobs.dead is None

@@ -6,7 +6,6 @@ No engine is started here, and vLLM is not imported.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,29 +13,18 @@ import pytest
 from cluster_configs.schema import RachisConfig
 from cluster_core.clock import ClusterClock, monotonic_s
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
-from cluster_core.engine_reports import EngineInfo, PrefixClaims
+from cluster_core.engine_reports import PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
 from tests.fakes.cluster import until
+from tests.fakes.idle_engine import INFO, IdleWork, idle_vllm
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.engine_work import EngineWork
 from worker_runtime.vllm_engine import VllmEngine
 
 JOB = EngineJob("job-1", (1, 2, 3), SamplingSpec())
-INFO = EngineInfo("m", "m", 256, 128, 16, 8, "float32")
 
 
-class Mortal(EngineWork):
-    """The work of an idle engine with nothing in it, whose next step raises when it is told to die."""
-
-    dies = False
-
-    def has_requests(self) -> bool:
-        if self.dies:
-            raise ZeroDivisionError("of a test")
-        return False
-
-
-class Copying(Mortal):
+class Copying(IdleWork):
     """Steps without requests, for a copy that began a minute ago."""
 
     def has_requests(self) -> bool:
@@ -52,7 +40,7 @@ class Copying(Mortal):
 class Trial:
     """An engine that has not started yet."""
 
-    def __init__(self, work: type[Mortal] = Mortal) -> None:
+    def __init__(self, work: type[IdleWork] = IdleWork) -> None:
         config = RachisConfig()
         self._work = work
         settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.ALONE)
@@ -70,7 +58,7 @@ class Trial:
     def _bring_up(
         self, settings: EngineSettings, on_phase: Callable[[str], None], on_loop: Callable[..., object]
     ) -> EngineWork:
-        work = self._work(_idle_vllm(), INFO, settings, ClusterClock(), on_loop)
+        work = self._work(idle_vllm(), INFO, settings, ClusterClock(), on_loop)
         work.dies = self.dies_at_once
         return work
 
@@ -80,23 +68,6 @@ async def trial() -> Any:
     trial = Trial()
     yield trial
     await trial.engine.stop()
-
-
-def _idle_vllm() -> Any:
-    """As much of an `LLMEngine` as an engine at rest is asked for."""
-    pool = SimpleNamespace(get_num_free_blocks=lambda: 9, num_gpu_blocks=10)
-    scheduler = SimpleNamespace(
-        requests={},
-        running=[],
-        waiting=[],
-        kv_holding_waiting=[],
-        num_waiting_for_streaming_input=0,
-        kv_cache_manager=SimpleNamespace(block_pool=pool),
-        kv_cache_config=SimpleNamespace(kv_cache_tensors=[SimpleNamespace(size=160)], num_blocks=10),
-    )
-    core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler), shutdown=lambda: None)
-    parallel = SimpleNamespace(tensor_parallel_size=1)
-    return SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(parallel_config=parallel))
 
 
 async def test_its_owner_hears_of_the_death(trial: Trial) -> None:

@@ -1,5 +1,6 @@
 """Last outputs that wait for the checksums of what they lease."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ ASKED = {"remote_host": "h", CHECKSUMS_PARAM: True}
 
 
 def stream(name: str = "r") -> JobStream:
-    return JobStream(EngineJob(name, (1,), SamplingSpec()), internal_id=f"{name}-internal")
+    return JobStream(EngineJob(name, (1,), SamplingSpec()), asyncio.Queue(), internal_id=f"{name}-internal")
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ OTHER_MESSAGES = {
     # Logs, which are no report of an engine; `cluster_wire.log_messages` carries them.
     *("LogQuery", "LogEvent", "ReadLogsRequest", "ReadLogsResponse"),
     # Between routers.
-    *("RouterLoads", "WorkerShare", "DecodeShare"),
+    *("RouterLoads", "WorkerShare", "TenantLine", "DecodeShare"),
     # A router's stream of outputs, in columns.
     *("StreamOutputsRequest", "StreamOutputsResponse", "StepEvent"),
     # Packed keys.

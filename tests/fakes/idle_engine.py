@@ -1,0 +1,66 @@
+"""An idle engine with nothing in it, over no vLLM: what callers get when it dies, hangs, or its process does."""
+
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from cluster_core.clock import ClusterClock
+from cluster_core.engine_reports import EngineInfo, HotPrefix
+from worker_runtime.engine_child import main
+from worker_runtime.engine_settings import EngineSettings
+from worker_runtime.engine_work import EngineWork
+
+INFO = EngineInfo("m", "m", 256, 128, 16, 8, "float32")
+# What it is told by, as so many prefixes that are asked for.
+DIE, HANG = 1001, 1002
+# Of the model in the settings: it does not start.
+NO_MODEL = "no-model"
+
+
+class IdleWork(EngineWork):
+    """Its next step raises when it is told to die."""
+
+    dies = False
+
+    def has_requests(self) -> bool:
+        if self.dies:
+            raise ZeroDivisionError("of a test")
+        return False
+
+    def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
+        self.dies |= at_most == DIE
+        while at_most == HANG:
+            time.sleep(1)
+        return super().hottest_prefixes(at_most)
+
+
+def idle_vllm() -> Any:
+    """As much of an `LLMEngine` as an engine at rest is asked for."""
+    pool = SimpleNamespace(get_num_free_blocks=lambda: 9, num_gpu_blocks=10)
+    scheduler = SimpleNamespace(
+        requests={},
+        running=[],
+        waiting=[],
+        kv_holding_waiting=[],
+        num_waiting_for_streaming_input=0,
+        connector=None,
+        kv_cache_manager=SimpleNamespace(block_pool=pool),
+        kv_cache_config=SimpleNamespace(kv_cache_tensors=[SimpleNamespace(size=160)], num_blocks=10),
+    )
+    core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler), shutdown=lambda: None)
+    parallel = SimpleNamespace(tensor_parallel_size=1)
+    return SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(parallel_config=parallel))
+
+
+def bring_up(
+    settings: EngineSettings, clock: ClusterClock, on_phase: Callable[[str], None], on_loop: Callable[..., object]
+) -> EngineWork:
+    on_phase("resting")
+    if settings.model.name == NO_MODEL:
+        raise ValueError("no model")
+    return IdleWork(idle_vllm(), INFO, settings, clock, on_loop)
+
+
+if __name__ == "__main__":
+    main(bring_up)

@@ -1,0 +1,216 @@
+"""An engine in a process of its own: whoever waits for it gets an answer when that ends or hangs, and it stays behind
+nobody.
+
+No vLLM is imported; that such an engine keeps what engines promise is asked in `tests/contract`.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+import psutil
+import pytest
+
+from cluster_configs.schema import RachisConfig
+from cluster_core.clock import ClusterClock
+from cluster_core.engine_jobs import EngineJob, SamplingSpec
+from cluster_core.engine_reports import DecodeBatch, PrefixClaims
+from cluster_core.errors import StartError, UnavailableError
+from tests.fakes.cluster import until
+from tests.fakes.idle_engine import DIE, HANG, INFO, NO_MODEL
+from worker_runtime import engine_process
+from worker_runtime.engine_process import EngineProcess
+from worker_runtime.engine_settings import EngineRole, EngineSettings
+from worker_runtime.vllm_engine import VllmEngine
+
+JOB = EngineJob("job-1", (1, 2, 3), SamplingSpec())
+
+
+def settings_of(model: str = "m") -> EngineSettings:
+    config = RachisConfig.model_validate({"model": {"name": model}})
+    return EngineSettings(config.model, config.engine, config.handoff, EngineRole.ALONE)
+
+
+class Trial:
+    """An engine that has not started yet."""
+
+    def __init__(self, model: str = "m") -> None:
+        self.clock = ClusterClock()
+        settings = settings_of(model)
+        self.seat = EngineProcess(settings, self.clock, module="tests.fakes.idle_engine")
+        self.engine = VllmEngine(settings, seat=self.seat)
+        self.phases: list[str] = []
+        self.deaths: list[str] = []
+
+    async def start(self) -> None:
+        assert await self.engine.start(self.phases.append, self.deaths.append) == INFO
+
+    @property
+    def pid(self) -> int:
+        # Whose process is not told to anybody: tests end it.
+        assert self.seat._process is not None
+        return self.seat._process.pid
+
+
+@pytest.fixture
+async def trial() -> AsyncIterator[Trial]:
+    trial = Trial()
+    yield trial
+    await trial.engine.stop()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # So that the test need not wait for as long as a busy machine may be silent.
+    monkeypatch.setattr(engine_process, "_SILENT_S", 0.8)
+    yield
+
+
+async def test_it_tells_what_it_is_doing_and_what_it_is(trial: Trial) -> None:
+    await trial.start()
+
+    assert trial.phases == ["resting"]
+    await trial.engine.release("r#1")
+    await until(lambda: trial.engine.status().load.total_blocks == 9)
+    assert trial.engine.status().load.free_blocks == 9
+
+
+async def test_what_was_asked_before_it_started_is_answered(trial: Trial) -> None:
+    waiting = asyncio.ensure_future(trial.engine.release("r#1"))
+    await asyncio.sleep(0)
+    await trial.start()
+
+    async with asyncio.timeout(60):
+        assert await waiting is False
+
+
+async def test_whoever_waits_when_its_process_is_killed_gets_an_answer(trial: Trial) -> None:
+    await trial.start()
+    waiting = [
+        asyncio.ensure_future(trial.engine.hottest_prefixes(HANG)),
+        asyncio.ensure_future(trial.engine.decode_batch(1)),
+        asyncio.ensure_future(trial.engine.prefix_claims()),
+        asyncio.ensure_future(trial.engine.hand_over("job-1")),
+        asyncio.ensure_future(anext(trial.engine.generate(JOB))),
+    ]
+    await asyncio.sleep(0.1)
+    os.kill(trial.pid, signal.SIGKILL)
+
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        await until(lambda: bool(trial.deaths))
+
+    assert answers[:4] == [(), DecodeBatch(), PrefixClaims(), False]
+    assert isinstance(answers[4], UnavailableError)
+    assert str(answers[4]) == "the engine died: its process ended with -9"
+    assert trial.deaths == ["its process ended with -9"]
+
+
+async def test_after_the_death_of_its_process_everything_is_answered(trial: Trial) -> None:
+    await trial.start()
+    os.kill(trial.pid, signal.SIGKILL)
+    await until(lambda: bool(trial.deaths))
+
+    async with asyncio.timeout(60):
+        with pytest.raises(UnavailableError, match="its process ended with -9"):
+            await anext(trial.engine.generate(JOB))
+        assert await trial.engine.release("r#1") is False
+        assert await trial.engine.hottest_prefixes(5) == ()
+    assert not trial.engine.status().load.stalled_s
+
+
+async def test_an_engine_that_raises_in_a_step_tells_so_once_and_answers_still(trial: Trial) -> None:
+    await trial.start()
+    await trial.engine.hottest_prefixes(DIE)
+    await until(lambda: bool(trial.deaths))
+
+    with pytest.raises(UnavailableError, match="ZeroDivisionError: of a test"):
+        await anext(trial.engine.generate(JOB))
+    await trial.engine.stop()
+    assert trial.deaths == ["ZeroDivisionError: of a test"]
+
+
+async def test_a_process_that_is_stopped_hangs_until_it_goes_on(trial: Trial, impatient: None) -> None:
+    await trial.start()
+    os.kill(trial.pid, signal.SIGSTOP)
+    await until(lambda: trial.engine.status().load.stalled_s > 0.8)
+
+    os.kill(trial.pid, signal.SIGCONT)
+    await until(lambda: not trial.engine.status().load.stalled_s)
+    assert trial.deaths == []
+
+
+async def test_what_asks_a_services_processes_to_end_is_for_its_worker(trial: Trial) -> None:
+    """Whose engine is still needed while it drains."""
+    await trial.start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(trial.pid, number)
+
+    assert await trial.engine.release("r#1") is False
+    assert trial.deaths == []
+
+
+async def test_what_is_raised_while_it_starts_is_why_it_did_not() -> None:
+    trial = Trial(NO_MODEL)
+    with pytest.raises(StartError, match="the engine did not start: ValueError: no model"):
+        await trial.start()
+    await trial.engine.stop()
+
+
+async def test_one_that_ends_before_it_is_up_did_not_start(trial: Trial) -> None:
+    seat = EngineProcess(settings_of(), trial.clock, module="tests.fakes.nothing_of_that_name")
+    with pytest.raises(StartError, match="its process ended with 1"):
+        await seat.start(trial.phases.append, trial.deaths.append)
+    await seat.stop()
+
+
+async def test_a_job_of_a_stopped_engine_is_unavailable(trial: Trial) -> None:
+    waiting = asyncio.ensure_future(anext(trial.engine.generate(JOB)))
+    await asyncio.sleep(0)
+    await trial.engine.stop()
+
+    with pytest.raises(UnavailableError, match="it was stopped"):
+        await waiting
+    with pytest.raises(StartError, match="it was stopped"):
+        await trial.start()
+
+
+async def test_what_it_logs_is_logged_by_its_worker(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
+    await trial.start()
+    with caplog.at_level(logging.ERROR):
+        await trial.engine.hottest_prefixes(DIE)
+        await until(lambda: bool(trial.deaths))
+
+    (logged,) = [each for each in caplog.records if each.name == "worker_runtime.engine_thread"]
+    assert logged.getMessage().startswith("the engine died in a step\nTraceback")
+    assert logged.levelname == "ERROR"
+
+
+_WORKER = """
+import asyncio
+from tests.process.worker_runtime.test_engine_process import Trial
+
+async def main():
+    trial = Trial()
+    await trial.start()
+    print(trial.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_it_ends_with_its_worker_however_that_ends() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORKER], stdout=subprocess.PIPE, env=environment, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        engine = psutil.Process(int(worker.stdout.readline()))
+        worker.kill()
+
+    engine.wait(60)

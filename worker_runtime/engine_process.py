@@ -1,0 +1,272 @@
+"""Runs one engine in a process of its own: the worker's side, on the asyncio loop.
+
+Serving then never holds the interpreter lock of a step: gRPC, the router's calls and claims are this process's, the
+engine's process has a thread that steps and two that pack and unpack (`worker_runtime.engine_child`). All that a step
+has made comes in one message (`worker_runtime.engine_messages`).
+
+Who lives how long: the engine's process ends with its socket, so at the latest with this one. Where it ends by itself,
+all its jobs fail and `on_death` is called, as for an engine that raised in a step.
+"""
+
+import asyncio
+import logging
+import pickle
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from cluster_core.clock import ClusterClock, monotonic_s
+from cluster_core.engine_jobs import EngineOutput, SessionProgress
+from cluster_core.engine_reports import EngineInfo, EngineStatus, PrefixClaimChange
+from cluster_core.errors import StartError, UnavailableError
+from worker_runtime.engine_commands import QUESTIONS
+from worker_runtime.engine_messages import HEADER, Frame, Message, Start, encoded
+from worker_runtime.engine_settings import EngineSettings
+from worker_runtime.job_stream import JobStream
+from worker_runtime.preloaded_python import engine_python
+
+logger = logging.getLogger(__name__)
+
+_MODULE = "worker_runtime.engine_child"
+_STOP_TIMEOUT_S = 20.0
+# It tells how it is several times a second. One that has said nothing for so long hangs, or was stopped.
+_SILENT_S = 5.0
+_READ_BYTES = 1 << 20
+
+
+class EngineProcess:
+    """See `engine_commands.EngineSeat`. clock: of the deadlines of pulls. module: what the process runs."""
+
+    def __init__(self, settings: EngineSettings, clock: ClusterClock, module: str = _MODULE) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        # What was told before there was anybody to tell.
+        self._early: list[Message] = []
+        self._ready: asyncio.Future[EngineInfo] | None = None
+        self._on_phase: Callable[[str], None] = lambda phase: None
+        self._on_death: Callable[[str], None] = lambda why: None
+        self._on_change: Callable[[PrefixClaimChange], None] = lambda change: None
+        # Jobs that have not made their last output, both ways.
+        self._streams: dict[int, JobStream] = {}
+        self._numbers: dict[JobStream, int] = {}
+        # Questions that wait for their answers: the name, the future, and what is called at its place.
+        self._asked: dict[int, tuple[str, asyncio.Future[Any], Callable[[], None]]] = {}
+        self._last_number = 0
+        self._status = EngineStatus()
+        self._stalled_s = 0.0
+        self._heard_s: float | None = None
+        self._stopping = False
+        self._has_died = False
+        # Why it cannot be asked any more.
+        self._dead: str | None = None
+
+    async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
+        self._on_phase, self._on_death = on_phase, on_death
+        if self._dead is not None:
+            raise StartError(f"the engine did not start: {self._dead}")
+        self._ready = asyncio.get_running_loop().create_future()
+        own, its = socket.socketpair()
+        with its:
+            # Nothing else is served before the engine is up.
+            self._process = subprocess.Popen(  # noqa: ASYNC220
+                [*engine_python(), "-m", self._module], stdin=its.fileno()
+            )
+        reader, self._writer = await asyncio.open_unix_connection(sock=own, limit=_READ_BYTES)
+        self._reading = asyncio.create_task(self._read(reader))
+        level = logging.getLogger(__package__).getEffectiveLevel()
+        self._writer.write(encoded([("start", Start(self._settings, level))]))
+        early, self._early = self._early, []
+        self._send(*early)
+        return await self._ready
+
+    def tell(self, command: str, stream: JobStream, *arguments: Any) -> None:
+        if command in ("add", "open"):
+            if self._dead is not None:
+                _fail(stream, self._death())
+                return
+            self._last_number += 1
+            self._streams[self._last_number], self._numbers[stream] = stream, self._last_number
+            arguments = (stream.job, stream.skip_chars, *arguments)
+        number = self._numbers.get(stream, 0)
+        if command == "abandon":
+            self._forget(number)
+            arguments = (stream.job.request_id,)
+        self._send(("job", command, number, *arguments))
+
+    async def ask(
+        self,
+        question: str,
+        *arguments: Any,
+        unless_left: bool = False,
+        on_place: Callable[[], None] = lambda: None,
+    ) -> Any:
+        if self._dead is not None:
+            on_place()
+            return QUESTIONS[question].dead(self._dead)
+        self._last_number += 1
+        number, found = self._last_number, asyncio.get_running_loop().create_future()
+        self._asked[number] = question, found, on_place
+        self._send(("ask", number, question, *arguments))
+        try:
+            return await found
+        finally:
+            if self._asked.pop(number, None) is not None and unless_left:
+                self._send(("left", number))
+
+    def order(self, question: str, *arguments: Any) -> None:
+        self._send(("ask", 0, question, *arguments))
+
+    def follow(self, on_change: Callable[[PrefixClaimChange], None]) -> None:
+        self._on_change = on_change
+        self._send(("follow",))
+
+    def status(self) -> EngineStatus:
+        silent_s = monotonic_s() - self._heard_s if self._heard_s is not None and self._dead is None else 0.0
+        stalled_s = max(self._stalled_s, silent_s if silent_s > _SILENT_S else 0.0)
+        return (
+            replace(self._status, load=replace(self._status.load, stalled_s=stalled_s)) if stalled_s else self._status
+        )
+
+    async def stop(self) -> None:
+        self._stopping = True
+        self._send(("stop",))
+        if self._process is not None and self._reading is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await asyncio.shield(self._reading)
+            self._process.kill()
+            await self._reading
+            await asyncio.to_thread(self._process.wait)
+        self._lost("it was stopped")
+
+    def _send(self, *messages: Message) -> None:
+        """With the time of the service first: leases end by it."""
+        if self._writer is None:
+            self._early += messages
+        elif self._dead is None:
+            self._writer.write(encoded([("clock", self._clock.unix_s() - monotonic_s()), *messages]))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """All that it says, to its end."""
+        try:
+            while True:
+                (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+                frame: Frame = pickle.loads(await reader.readexactly(size))
+                self._heard_s, self._stalled_s = monotonic_s(), frame.stalled_s
+                # Before the messages: a caller that has a lease finds it in the status.
+                self._status = frame.status or self._status
+                for name, *arguments in frame.messages:
+                    getattr(self, f"_on_{name}_message")(*arguments)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except Exception:
+            # Nobody would hear of the engine any more.
+            logger.exception("what the engine's process says cannot be read")
+        assert self._writer is not None
+        self._writer.close()
+        code = await asyncio.to_thread(self._wait)
+        self._lost("it was stopped" if self._stopping else f"its process ended with {code}")
+
+    def _wait(self) -> int:
+        """Its exit status. One that has closed its socket and lives on is ended."""
+        assert self._process is not None
+        try:
+            return self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _lost(self, why: str) -> None:
+        if self._dead is not None:
+            return
+        self._dead = why
+        for stream in list(self._numbers):
+            self._forget(self._numbers[stream])
+            _fail(stream, self._death())
+        asked, self._asked = self._asked, {}
+        for question, found, on_place in asked.values():
+            on_place()
+            _settle(found, QUESTIONS[question].dead(why))
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(StartError(f"the engine did not start: {why}"))
+        elif not (self._stopping or self._has_died):
+            self._on_death(why)
+
+    def _death(self) -> UnavailableError:
+        return UnavailableError(f"the engine died: {self._dead}")
+
+    def _forget(self, number: int) -> None:
+        stream = self._streams.pop(number, None)
+        if stream is not None:
+            del self._numbers[stream]
+
+    # What it says, by name.
+
+    def _on_phase_message(self, phase: str) -> None:
+        self._on_phase(phase)
+
+    def _on_up_message(self, info: EngineInfo) -> None:
+        assert self._ready is not None
+        _settle(self._ready, info)
+
+    def _on_failed_message(self, error: StartError) -> None:
+        assert self._ready is not None
+        if not self._ready.done():
+            self._ready.set_exception(error)
+
+    def _on_tokens_message(self, number: int, token_ids: tuple[int, ...], text: str) -> None:
+        if number in self._streams:
+            self._streams[number].items.put_nowait(EngineOutput(token_ids, text))
+
+    def _on_item_message(self, number: int, item: EngineOutput | Exception) -> None:
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        if isinstance(item, Exception) or item.is_last:
+            self._forget(number)
+        stream.items.put_nowait(item)
+
+    def _on_progress_message(self, number: int, progress: SessionProgress) -> None:
+        stream = self._streams.get(number)
+        if stream is not None and stream.session is not None:
+            stream.session.report(progress)
+
+    def _on_session_failed_message(self, number: int, error: Exception) -> None:
+        stream = self._streams.get(number)
+        if stream is not None and stream.session is not None:
+            stream.session.fail(error)
+
+    def _on_answer_message(self, number: int, answer: Any) -> None:
+        if number in self._asked:
+            _, found, on_place = self._asked.pop(number)
+            on_place()
+            _settle(found, answer)
+
+    def _on_claims_message(self, change: PrefixClaimChange) -> None:
+        self._on_change(change)
+
+    def _on_died_message(self, why: str) -> None:
+        """It answers still: that it is dead."""
+        self._has_died = True
+        self._on_death(why)
+
+    def _on_logged_message(self, record: logging.LogRecord) -> None:
+        logging.getLogger(record.name).handle(record)
+
+
+def _fail(stream: JobStream, error: Exception) -> None:
+    if stream.session is not None:
+        stream.session.fail(error)
+    stream.items.put_nowait(error)
+
+
+def _settle(future: "asyncio.Future[Any]", value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
