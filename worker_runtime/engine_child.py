@@ -17,6 +17,7 @@ import queue
 import signal
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, BinaryIO
@@ -136,9 +137,9 @@ class EngineChild:
         self._set_up_logs(start)
         made: BringUp = partial(self._bring_up, start.settings, self._clock)
         engine = EngineThread(made)
-        sending = threading.Thread(target=self._send, args=(engine,), name="sends")
+        sending = threading.Thread(target=_or_end, args=(self._send, engine), name="sends")
         sending.start()
-        threading.Thread(target=self._take, args=(incoming, engine), name="takes", daemon=True).start()
+        threading.Thread(target=_or_end, args=(self._take, incoming, engine), name="takes", daemon=True).start()
         put = self._outbox.put
         reports = Reports(
             self._outbox.together,
@@ -232,6 +233,15 @@ class EngineChild:
                 if was_stalled_s < _DUMP_S <= stalled_s:
                     faulthandler.dump_traceback()
                 told, was_stalled_s = status, stalled_s
+
+
+def _or_end(work: Callable[..., None], *arguments: Any) -> None:
+    """On a thread. An engine that can say or hear nothing any more is of no use: its process ends, and says why."""
+    try:
+        work(*arguments)
+    except Exception:  # noqa: BLE001 - whatever it is
+        traceback.print_exc()
+        os._exit(1)
 
 
 def _messages(incoming: BinaryIO) -> list[Message] | None:

@@ -63,6 +63,7 @@ class EngineProcess:
         self._stalled_s = 0.0
         self._heard_s: float | None = None
         self._stopping = False
+        self._is_up = False
         self._has_died = False
         # Why it cannot be asked any more.
         self._dead: str | None = None
@@ -196,7 +197,7 @@ class EngineProcess:
             _settle(found, QUESTIONS[question].dead(why))
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(StartError(f"the engine did not start: {why}"))
-        elif not (self._stopping or self._has_died):
+        elif self._is_up and not (self._stopping or self._has_died):
             self._on_death(why)
 
     def _death(self) -> UnavailableError:
@@ -214,6 +215,7 @@ class EngineProcess:
 
     def _on_up_message(self, info: EngineInfo) -> None:
         assert self._ready is not None
+        self._is_up = True
         _settle(self._ready, info)
 
     def _on_failed_message(self, error: StartError) -> None:

@@ -4,15 +4,19 @@
                  cannot load the adapter, or hangs
     avoided      it gets the request again where there is no other: a decode worker that was not reached, or whose
                  connection broke before it had begun. Suspects get nothing until they answer, so that one that is the
-                 only one of its pool costs a moment; the request's deadline, and its attempts, bound how often
+                 only one of its pool costs a moment; one that was gone back to often enough, and has not begun, is excluded
 A decode worker that hangs may only be slow: the next one is left for it again, a few times.
 """
+
+from collections import Counter
 
 from control_plane.dispatch.journey_steps import Excluded, WorkerLost
 from control_plane.model.worker_snapshot import WorkerSnapshot
 
 # So often decode workers that hang are gone back to while nothing comes of the request: where machines starve, all are.
 MOST_STALLS = 4
+# So often one whose connection fails: a worker may answer whoever asks how it is, and not take the request.
+MOST_FAILURES = 8
 
 
 class Exclusions:
@@ -21,6 +25,8 @@ class Exclusions:
     def __init__(self) -> None:
         self._excluded: set[tuple[str, int]] = set()
         self._avoided: set[tuple[str, int]] = set()
+        # How often each failed that is avoided.
+        self._failures: Counter[tuple[str, int]] = Counter()
         # Of those that were left because they hang, one for each time.
         self._hung: list[tuple[str, int]] = []
 
@@ -41,6 +47,7 @@ class Exclusions:
         """With another pool, or another part of the answer."""
         self._excluded.clear()
         self._avoided.clear()
+        self._failures.clear()
 
     def handed_over(self, worker: WorkerSnapshot) -> None:
         """By one that drains: of the others any may get the answer."""
@@ -62,4 +69,9 @@ class Exclusions:
             self._excluded |= self.left_for_good
         if event.has_stalled:
             self._hung.append(who)
-        (self._avoided if event.may_answer_again else self._excluded).add(who)
+        self._failures[who] += 1
+        if event.may_answer_again and self._failures[who] < MOST_FAILURES:
+            self._avoided.add(who)
+        else:
+            self._avoided.discard(who)
+            self._excluded.add(who)

@@ -9,7 +9,7 @@ one's latest (longest queue drop, Suter et al. 1998). No tenant is given a slot 
 are one, and who waits longest is next.
 
 Requests of a priority above 0 are best effort. They have a part of the slots at most, so that the others need not wait
-for one of them to end.
+for one of them to end; a request of several choices may take more by what it is owed.
 
 A request of several choices takes a slot for each. It begins where one is free, as any, and those that it is short of
 are owed: nobody else begins for as long. So it need not wait for many at once, and one that wants more than there are

@@ -1,7 +1,7 @@
 """When a pool grows or shrinks by itself: pure, fed with samples, by one worker at a time.
 
-It grows when for `grow_after_s` too much waits, or the TTFT objective is missed in a pool that is in use by more than
-`shrink_below`: what an idle worker takes too long for takes two as long. It shrinks when for `shrink_after_s` a worker
+It grows when for `grow_after_s` too much waits, or the TTFT objective is missed in a pool of whose workers more than
+`shrink_below` compute: what an idle worker takes too long for takes two as long. It shrinks when for `shrink_after_s` a worker
 less would have been enough. Between the two lies a wide band where nothing happens, both clocks start anew after every
 change, and a pool does not grow while a worker is still on its way: it does not swing. Ray's own autoscaler
 follows the pool's size: it adds a node for a worker that finds no room, and takes idle nodes away.
@@ -18,8 +18,8 @@ class PoolSample:
 
     desired, ready, coming: workers wanted, those that take requests, and those that start or wait for room and may yet
     come. waiting: requests that wait for workers, in the router's queue and in the pool's engines. usage: share of the
-    capacity of the ready workers that is in use, 0 to 1. ttft_s: what 90% of the requests of late kept, None where
-    there were too few; only for a pool that answers for it.
+    capacity of the ready workers that is in use, 0 to 1. computing: share of these that compute anything. ttft_s: what
+    90% of the requests of late kept, None where there were too few; only for a pool that answers for it.
     """
 
     desired: int
@@ -27,6 +27,7 @@ class PoolSample:
     coming: int
     waiting: int
     usage: float
+    computing: float
     ttft_s: float | None = None
 
 
@@ -61,7 +62,7 @@ class Autoscaler:
         self._short_since_s = self._ample_since_s = None
 
     def _is_short(self, sample: PoolSample) -> bool:
-        is_late = self._is_late(sample) and sample.usage > self._settings.shrink_below
+        is_late = self._is_late(sample) and sample.computing > self._settings.shrink_below
         return is_late or sample.waiting > self._settings.waiting_per_worker * sample.ready
 
     def _is_late(self, sample: PoolSample) -> bool:

@@ -56,7 +56,8 @@ class PoolFollowing:
         self._every_s = timing.sample_every_s
         self._now_s = now_s
         self._connected = connected
-        self._usage: dict[Pool, float] = {}
+        # Of late: the share of workers that compute, and of the places in their batches that are taken.
+        self._usage: dict[Pool, tuple[float, ...]] = {}
         # Workers that are not ready yet, or were lost, and since when.
         self._start_timeout_s = config.limits.start_timeout_s
         self._coming_since_s: dict[str, float] = {}
@@ -112,25 +113,27 @@ class PoolFollowing:
             for member in self._membership.members()
             if member.registration.pool == status.pool and member.registration.state == wire.WORKER_STATE_READY
         ]
-        is_prefill = status.pool == wire.POOL_PREFILL
-        usage = self._usage.get(status.pool, 1.0)
-        usage += (_usage(records, is_prefill=is_prefill) - usage) / _USAGE_SAMPLES
-        self._usage[status.pool] = usage
+        computing, places = _usage(records)
+        usage = self._usage.get(status.pool, (1.0, 1.0))
+        computing, places = self._usage[status.pool] = tuple(
+            before + (now - before) / _USAGE_SAMPLES for before, now in zip(usage, (computing, places), strict=True)
+        )
         return PoolSample(
             desired=status.desired_workers,
             ready=status.ready_workers,
             coming=sum(self._may_come(worker, now_s) for worker in status.workers),
             waiting=sum(record.load.waiting_requests for record in records) + self._queued(),
-            usage=usage,
+            # One prompt may fill a step.
+            usage=computing if status.pool == wire.POOL_PREFILL else places,
+            computing=computing,
             ttft_s=None if status.pool == wire.POOL_DECODE else self._ttft.kept_by_most(now_s),
         )
 
 
-def _usage(records: Sequence[wire.WorkerRegistration], *, is_prefill: bool) -> float:
-    """Prefill: the share of workers that compute, as one prompt may fill a step. Others: of the places in the batch."""
+def _usage(records: Sequence[wire.WorkerRegistration]) -> tuple[float, float]:
+    """The share of workers that compute, and of the places in their batches that are taken."""
     if not records:
-        return 1.0
-    if is_prefill:
-        return sum(record.load.running_requests > 0 for record in records) / len(records)
+        return 1.0, 1.0
+    running = [record.load.running_requests for record in records]
     places = sum(record.max_running_requests for record in records)
-    return sum(record.load.running_requests for record in records) / max(places, 1)
+    return sum(each > 0 for each in running) / len(records), sum(running) / max(places, 1)

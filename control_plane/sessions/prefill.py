@@ -70,7 +70,9 @@ class PromptInPieces:
         self._on_change()
 
     async def may_go_on(self) -> None:
-        await self._hold_slot()
+        """A session that no worker has accepted yet was admitted when it was opened: its client has not heard of it."""
+        if self.placed.is_set():
+            await self._hold_slot()
 
     async def attempt(self, worker: WorkerSnapshot, request_id: str, *, hand_off: bool) -> wire.PrefillResponse:
         opening = wire.PrefillSessionOpen(

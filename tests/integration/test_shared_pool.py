@@ -1,4 +1,5 @@
-"""A service whose workers do both, on real engines: answers are plain vLLM's, and none is lost with a worker."""
+"""A service whose workers do both, on real engines: answers are plain vLLM's, and none is lost with a worker. Each
+engine has a process of its own."""
 
 import asyncio
 import contextlib
@@ -32,6 +33,7 @@ SHARED: dict[str, Any] = {
     "placement__disaggregation": "conditional",
     "objectives__tpot_s": 1.0,
     "limits__session_grace_s": 0.2,
+    "engine__own_process": True,
 }
 CASES = 16
 STREAMS = 4

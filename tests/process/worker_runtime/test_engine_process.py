@@ -158,6 +158,9 @@ async def test_what_is_raised_while_it_starts_is_why_it_did_not() -> None:
     trial = Trial(NO_MODEL)
     with pytest.raises(StartError, match="the engine did not start: ValueError: no model"):
         await trial.start()
+    # Once its process has ended.
+    assert await trial.engine.release("r#1") is False
+    assert trial.deaths == [], "its worker tells why it did not start, before it ends"
     await trial.engine.stop()
 
 

@@ -7,6 +7,7 @@ The model of a lease, from the prefill call on:
     released    the prefill worker was told to drop it, at a time at which nobody pulls any more
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.ids import RequestId, WorkerId
 from control_plane.dispatch import journey_steps as steps
-from control_plane.dispatch.exclusions import MOST_STALLS
+from control_plane.dispatch.exclusions import MOST_FAILURES, MOST_STALLS
 from control_plane.dispatch.journey import MOST_DEATHS, Journey, JourneyLimits
 from control_plane.dispatch.journey_steps import Stage
 from control_plane.model.job import RECOMPUTED, Job
@@ -69,8 +70,8 @@ class PlayedJourney:
     endings: list[steps.Instruction] = field(default_factory=list)
     failed_prefill: set[tuple[str, int]] = field(default_factory=set)
     failed_decode: set[tuple[str, int]] = field(default_factory=set)
-    # Those that get it again where there is no other.
-    broken_decode: set[tuple[str, int]] = field(default_factory=set)
+    # Those that get it again where there is no other, and how often they failed.
+    broken_decode: Counter[tuple[str, int]] = field(default_factory=Counter)
     losses: int = 0
     deaths: int = 0
     blamed: int = 0
@@ -159,9 +160,10 @@ class PlayedJourney:
                 elif event.was_left:
                     failed.clear()
                 is_gone = event.is_draining or event.has_died or event.has_stalled or event.lacks_adapter
-                if isinstance(call, steps.CallDecode) and not is_gone:
-                    self.broken_decode.add(who)
+                if isinstance(call, steps.CallDecode) and not is_gone and self.broken_decode[who] + 1 < MOST_FAILURES:
+                    self.broken_decode[who] += 1
                 else:
+                    del self.broken_decode[who]
                     failed.add(who)
                 self.losses += event.is_attempt
                 if isinstance(call, steps.CallDecode):
@@ -191,7 +193,7 @@ class PlayedJourney:
                 self._begins(instruction)
             case steps.PlaceDecode(excluded=excluded, avoided=avoided):
                 assert excluded == self.failed_decode
-                assert avoided == self.broken_decode
+                assert avoided == set(self.broken_decode)
                 assert 0 < instruction.most_s(self.now_s) <= self.journey.job.deadline_s - self.now_s
                 self._begins(instruction)
             case steps.CallPrefill(lease_id=lease_id):

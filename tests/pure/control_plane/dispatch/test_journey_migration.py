@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from control_plane.dispatch import journey_steps as steps
+from control_plane.dispatch.exclusions import MOST_FAILURES
 from control_plane.model.job import NO_HANDOFF, RECOMPUTED, Lease
 from tests.pure.control_plane.dispatch.played_journey import (
     D0,
@@ -214,6 +215,18 @@ def test_a_worker_that_was_not_reached_has_not_touched_the_lease_and_counts_as_n
         played.tell(steps.WorkerLost("refused", is_unreachable=True))
     place = played.waits_for(steps.PlaceDecode)
     assert (len(place.avoided), place.excluded) == (4, frozenset())
+    played.close()
+
+
+def test_the_only_worker_that_is_never_reached_is_gone_back_to_a_few_times() -> None:
+    """It may answer whoever asks how it is, and not take the request: then nobody waits for it to the deadline."""
+    played = prefilled()
+    for _ in range(MOST_FAILURES):
+        assert played.waits_for(steps.PlaceDecode).excluded == frozenset()
+        played.tell(steps.Placed(D0))
+        played.tell(steps.WorkerLost("refused", is_unreachable=True))
+    place = played.waits_for(steps.PlaceDecode)
+    assert (place.avoided, place.excluded) == (frozenset(), frozenset({("decode-0", 1)}))
     played.close()
 
 

@@ -19,8 +19,15 @@ SETTINGS = AutoscaleSection(
 OBJECTIVE_S = 2.0
 
 
-def sample(workers: int = 2, waiting: int = 0, usage: float = 0.25, ttft_s: float | None = None) -> PoolSample:
-    return PoolSample(workers, workers, 0, waiting, usage, ttft_s)
+def sample(
+    workers: int = 2,
+    waiting: int = 0,
+    usage: float = 0.25,
+    ttft_s: float | None = None,
+    computing: float | None = None,
+) -> PoolSample:
+    """computing: as usage unless it is given."""
+    return PoolSample(workers, workers, 0, waiting, usage, usage if computing is None else computing, ttft_s)
 
 
 def decided(samples: list[tuple[float, PoolSample]]) -> list[int]:
@@ -37,6 +44,12 @@ def test_a_missed_ttft_objective_is_reason_enough() -> None:
     for ttft_s, then in ((2.1, 3), (1.9, 2)):
         used = sample(usage=0.31, ttft_s=ttft_s)
         assert decided([(0, used), (15, used)]) == [2, then]
+
+
+def test_a_pool_whose_workers_all_compute_is_in_use_however_few_places_of_its_batches_are_taken() -> None:
+    """As one that does both is, by long prompts."""
+    used = sample(usage=0.15, ttft_s=9.0, computing=1.0)
+    assert decided([(0, used), (15, used)]) == [2, 3]
 
 
 def test_what_an_idle_worker_takes_too_long_for_does_not_grow_a_pool_nor_shrink_it() -> None:
@@ -56,17 +69,17 @@ def test_a_pool_shrinks_when_one_worker_less_would_have_been_enough_all_the_time
 
 
 def test_a_pool_that_waits_for_a_worker_does_not_grow() -> None:
-    coming = PoolSample(desired=3, ready=2, coming=1, waiting=99, usage=1.0)
+    coming = PoolSample(desired=3, ready=2, coming=1, waiting=99, usage=1.0, computing=1.0)
     assert decided([(0, coming), (15, coming), (100, coming)]) == [3, 3, 3]
 
 
 def test_a_worker_that_never_comes_is_given_up_when_nobody_needs_it() -> None:
-    pending = PoolSample(desired=3, ready=2, coming=1, waiting=0, usage=0.2)
+    pending = PoolSample(desired=3, ready=2, coming=1, waiting=0, usage=0.2, computing=0.2)
     assert decided([(0, pending), (60, pending)]) == [3, 2]
 
 
 def test_a_worker_that_was_taken_out_does_not_keep_its_pool_from_growing() -> None:
-    drained = PoolSample(desired=3, ready=2, coming=0, waiting=99, usage=1.0)
+    drained = PoolSample(desired=3, ready=2, coming=0, waiting=99, usage=1.0, computing=1.0)
     assert decided([(0, drained), (15, drained)]) == [3, 4]
 
 

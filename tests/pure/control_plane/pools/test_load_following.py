@@ -1,6 +1,7 @@
 """What pools that follow their load go by, and when they do not."""
 
 from typing import Any, cast
+from unittest import mock
 
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
@@ -8,6 +9,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.schema import RachisConfig
 from control_plane.fleet.membership import Membership
 from control_plane.metrics.recent_ttft import RecentTtft
+from control_plane.pools.autoscaling import PoolSample
 from control_plane.pools.life import Pools
 from control_plane.pools.load_following import PoolFollowing
 from control_plane.pools.timing import POOL_TIMING
@@ -131,3 +133,21 @@ def test_what_waits_in_the_router_counts_as_it_says() -> None:
         pools.registers(running=32)
         pools.queued = queued
         assert pools.looks(20) == size
+
+
+def test_what_a_pool_computes_is_told_apart_from_the_places_in_its_batches() -> None:
+    """Long prompts fill workers that do both long before their batches are full."""
+    pools = FollowedPools(2)
+    samples: list[PoolSample] = []
+    # What the autoscaler is given is told to nobody else.
+    autoscaler = pools.following._autoscalers[DECODE]
+    decide = autoscaler.decide
+
+    def noted(now_s: float, sample: PoolSample) -> int:
+        samples.append(sample)
+        return decide(now_s, sample)
+
+    with mock.patch.object(autoscaler, "decide", noted):
+        pools.registers(running=16)
+        pools.looks(200)
+    assert (round(samples[-1].computing, 3), round(samples[-1].usage, 3)) == (1.0, 0.25)
