@@ -43,7 +43,7 @@ LABELS = (
     Label("strategy", "What happened to the blocks of a preempted session: `swap` or `recompute`.", 2),
     Label("cause", "Why a request waits to join a batch.", 3),
     Label("mode", "What decides who joins a batch.", 3),
-    Label("what", "What memory of a router is for.", 4),
+    Label("what", "What memory of a router is for.", 5),
     Label("outcome", "How a request ended, or what became of a hand-off, a block, a token, a response.", 5),
     Label("policy", "A policy that the configuration knows.", 8),
     Label("way", "A way of placement by the objectives: `whole`, `append` or `apart`.", 3),
