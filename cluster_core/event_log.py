@@ -139,15 +139,20 @@ def set_up(service: str, process: str, rules: LogRules, file: Path | None = None
     handlers = [EventHandler(service, process, as_json=as_json)]
     if file is not None:
         handlers.append(EventHandler(service, process, as_json=as_json, stream=LogFile(file)))
+    set_levels(logging.getLevelName(rules.level))
     root = logging.getLogger()
-    # Libraries say much below a warning, and some of it of what they are given.
-    root.setLevel(max(logging.WARNING, logging.getLevelName(rules.level)))
-    for package in OWN_PACKAGES:
-        logging.getLogger(package).setLevel(rules.level)
     for handler in handlers:
         root.addHandler(handler)
         handler.emit(logging.makeLogRecord({"name": __name__, "msg": beginning(service), "levelname": "INFO"}))
     return handlers
+
+
+def set_levels(level: int) -> None:
+    """level: the least that our own packages log."""
+    # Libraries say much below a warning, and some of it of what they are given.
+    logging.getLogger().setLevel(max(logging.WARNING, level))
+    for package in OWN_PACKAGES:
+        logging.getLogger(package).setLevel(level)
 
 
 @contextmanager
@@ -209,10 +214,10 @@ def event_of(record: logging.LogRecord, service: str, process: str) -> LogEvent:
         service,
         process,
         record.name,
-        _one_line(_message(record)),
+        _one_line(message_of(record)),
         request_id,
         trace_id,
-        _short(logging.Formatter().formatException(record.exc_info)) if record.exc_info else "",
+        _short(_exception_of(record)),
     )
 
 
@@ -256,7 +261,12 @@ def _of_json(line: str) -> LogEvent | None:
         return None
 
 
-def _message(record: logging.LogRecord) -> str:
+def _exception_of(record: logging.LogRecord) -> str:
+    """That of a record of another process has come as text."""
+    return logging.Formatter().formatException(record.exc_info) if record.exc_info else record.exc_text or ""
+
+
+def message_of(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except Exception:  # noqa: BLE001 - what is logged may raise anything where it is asked for its text

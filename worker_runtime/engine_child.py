@@ -10,18 +10,19 @@ socket, so at the latest with the worker; signals that ask a service's processes
 import contextlib
 import faulthandler
 import logging
-import logging.handlers
 import os
 import pickle
 import queue
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, BinaryIO
 
+from cluster_core import event_log
 from cluster_core.bound_child import bind_to_parent
 from cluster_core.clock import ClusterClock, monotonic_s
 from cluster_core.engine_jobs import EngineOutput, SessionProgress
@@ -35,6 +36,7 @@ from worker_runtime.vllm_start import bring_up_vllm
 
 # At the latest after so long it says how the engine is, and that its process lives.
 BEAT_S = 0.25
+_OF_A_RECORD = ("name", "levelname", "levelno", "pathname", "filename", "lineno", "funcName", "created", "msecs")
 # Of a step that has hung for so long it logs once where each thread stands.
 _DUMP_S = 20.0
 
@@ -76,17 +78,14 @@ class Outbox:
 
 
 class _Items:
-    """See `job_stream.Items`. on_last: called with the last item."""
+    """See `job_stream.Items`."""
 
-    def __init__(self, number: int, outbox: Outbox, on_last: Callable[[], object]) -> None:
+    def __init__(self, number: int, outbox: Outbox) -> None:
         self._number = number
         self._outbox = outbox
-        self._on_last = on_last
 
     def put_nowait(self, item: EngineOutput | Exception, /) -> None:
         self._outbox.add("made", self._number, item)
-        if isinstance(item, Exception) or item.is_last:
-            self._on_last()
 
 
 class _Session:
@@ -104,15 +103,20 @@ class _Session:
         self._outbox.add("session_failed", self._number, error)
 
 
-class _Logs(logging.handlers.QueueHandler):
+class _Logs(logging.Handler):
     """Sends what is logged to the worker, which knows what each request is called."""
 
     def __init__(self, outbox: Outbox) -> None:
-        super().__init__(queue.SimpleQueue())
+        super().__init__()
         self._outbox = outbox
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self._outbox.put("logged", record)
+    def emit(self, record: logging.LogRecord) -> None:
+        told = {name: getattr(record, name) for name in _OF_A_RECORD}
+        told |= {name: str(getattr(record, name)) for name in ("request_id", "trace_id") if hasattr(record, name)}
+        told["msg"] = event_log.message_of(record)
+        if record.exc_info:
+            told["exc_text"] = logging.Formatter().formatException(record.exc_info)
+        self._outbox.put("logged", logging.makeLogRecord(told))
 
 
 class EngineChild:
@@ -155,9 +159,17 @@ class EngineChild:
             sending.join()
 
     def _set_up_logs(self, start: Start) -> None:
-        root = logging.getLogger()
-        root.setLevel(start.level)
-        root.addHandler(_Logs(self._outbox))
+        logs = _Logs(self._outbox)
+        event_log.set_levels(start.level)
+        logging.getLogger().addHandler(logs)
+        # The engine's ranks, where they are forks, have no thread that sends.
+        os.register_at_fork(after_in_child=lambda: self._leave_to_parent(logs))
+
+    def _leave_to_parent(self, logs: logging.Handler) -> None:
+        """In a fork: what it logs goes to standard error, and the socket ends with the engine alone."""
+        logging.getLogger().removeHandler(logs)
+        logging.getLogger().addHandler(logging.StreamHandler())
+        os.close(self._channel.detach())
 
     def _take(self, incoming: BinaryIO, engine: EngineThread) -> None:
         while (messages := _messages(incoming)) is not None:
@@ -194,26 +206,25 @@ class EngineChild:
         # Whatever was asked before this has been answered by then.
         engine.put(lambda work: self._left.discard(number))
 
-    def _take_follow(self, engine: EngineThread) -> None:
-        engine.put(lambda work: work.claims.follow(partial(self._outbox.add, "claims")))
+    def _take_follow(self, engine: EngineThread, follower: int) -> None:
+        engine.put(lambda work: work.claims.follow(partial(self._outbox.add, "claims", follower)))
 
     # On the engine's thread.
 
     def _carry_out(self, work: EngineWork, command: str, number: int, *arguments: Any) -> None:
+        """A stream is kept until the worker has heard of its end: it may be abandoned until then."""
         match command:
             case "add" | "open":
                 job, skip_chars, *arguments = arguments  # type: ignore[assignment]
-                ended = partial(self._streams.pop, number, None)
-                stream = JobStream(job, _Items(number, self._outbox, ended), skip_chars=skip_chars)
+                stream = JobStream(job, _Items(number, self._outbox), skip_chars=skip_chars)
                 stream.session = _Session(number, self._outbox) if command == "open" else None
                 self._streams[number] = stream
                 JOB_COMMANDS[command](work.jobs, stream, *arguments)
-            case "abandon" if number not in self._streams:
-                # It had ended meanwhile, and may have left a lease.
-                QUESTIONS["release"].ask(work, *arguments)
+            case "forget":
+                self._streams.pop(number, None)
             case "abandon":
                 JOB_COMMANDS[command](work.jobs, self._streams.pop(number))
-            case _ if number in self._streams:
+            case _:
                 JOB_COMMANDS[command](work.jobs, self._streams[number], *arguments)
 
     # On the thread that sends.
@@ -261,10 +272,19 @@ def main(bring_up: Callable[..., EngineWork] = bring_up_vllm) -> None:
     """bring_up: makes the engine by its settings, a clock, and what `engine_thread.BringUp` gets."""
     bind_to_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+        # Not ignored: programs that it starts would ignore them, too.
+        signal.signal(number, lambda *_: None)
     channel = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    EngineChild(channel, bring_up).run()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    try:
+        EngineChild(channel, bring_up).run()
+    except Exception:  # noqa: BLE001 - whatever it is
+        traceback.print_exc()
+        os._exit(1)
+    finally:
+        sys.stdout.flush()
     # Nothing is left to do, and what libraries do at a process's end may hang.
     os._exit(0)
 

@@ -10,10 +10,11 @@ all its jobs fail and `on_death` is called, as for an engine that raised in a st
 
 import asyncio
 import logging
+import os
 import pickle
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -22,8 +23,9 @@ from cluster_core.clock import ClusterClock, monotonic_s
 from cluster_core.engine_jobs import EngineOutput, SessionProgress
 from cluster_core.engine_reports import EngineInfo, EngineStatus, PrefixClaimChange
 from cluster_core.errors import StartError, UnavailableError
+from cluster_core.heartbeat import FIRST_S
 from worker_runtime.engine_commands import QUESTIONS
-from worker_runtime.engine_messages import HEADER, Frame, Message, Start, encoded
+from worker_runtime.engine_messages import HEADER, Frame, Start, encoded
 from worker_runtime.engine_settings import EngineSettings
 from worker_runtime.job_stream import JobStream
 from worker_runtime.preloaded_python import engine_python
@@ -33,7 +35,9 @@ logger = logging.getLogger(__name__)
 _MODULE = "worker_runtime.engine_child"
 _STOP_TIMEOUT_S = 20.0
 # It tells how it is several times a second. One that has said nothing for so long hangs, or was stopped.
-_SILENT_S = 5.0
+_SILENT_S = FIRST_S
+# What a process had said before it ended is there at once, unless somebody else holds its end of the socket.
+_LAST_WORDS_S = 1.0
 _READ_BYTES = 1 << 20
 
 
@@ -45,14 +49,14 @@ class EngineProcess:
         self._clock = clock
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
-        # What was told before there was anybody to tell.
-        self._early: list[Message] = []
+        # What is to be sent, also before there is anybody to send it to; and all that is done for the process.
+        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._living: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._on_phase: Callable[[str], None] = lambda phase: None
         self._on_death: Callable[[str], None] = lambda why: None
         self._on_change: Callable[[PrefixClaimChange], None] = lambda change: None
+        self._followers = 0
         # Jobs that have not made their last output, both ways.
         self._streams: dict[int, JobStream] = {}
         self._numbers: dict[JobStream, int] = {}
@@ -73,33 +77,34 @@ class EngineProcess:
         if self._dead is not None:
             raise StartError(f"the engine did not start: {self._dead}")
         self._ready = asyncio.get_running_loop().create_future()
+        level = logging.getLogger(__package__).getEffectiveLevel()
+        first = encoded([("start", Start(self._settings, level))])
         own, its = socket.socketpair()
+        own.setblocking(False)
         with its:
             # Nothing else is served before the engine is up.
             self._process = subprocess.Popen(  # noqa: ASYNC220
                 [*engine_python(), "-m", self._module], stdin=its.fileno()
             )
-        reader, self._writer = await asyncio.open_unix_connection(sock=own, limit=_READ_BYTES)
-        self._reading = asyncio.create_task(self._read(reader))
-        level = logging.getLogger(__package__).getEffectiveLevel()
-        self._writer.write(encoded([("start", Start(self._settings, level))]))
-        early, self._early = self._early, []
-        self._send(*early)
+        self._living = asyncio.create_task(self._live(own, first, self._process))
         return await self._ready
 
     def tell(self, command: str, stream: JobStream, *arguments: Any) -> None:
-        if command in ("add", "open"):
-            if self._dead is not None:
+        match command:
+            case "add" | "open" if self._dead is not None:
                 _fail(stream, self._death())
-                return
-            self._last_number += 1
-            self._streams[self._last_number], self._numbers[stream] = stream, self._last_number
-            arguments = (stream.job, stream.skip_chars, *arguments)
-        number = self._numbers.get(stream, 0)
-        if command == "abandon":
-            self._forget(number)
-            arguments = (stream.job.request_id,)
-        self._send(("job", command, number, *arguments))
+            case "add" | "open":
+                self._last_number += 1
+                self._streams[self._last_number], self._numbers[stream] = stream, self._last_number
+                self._send("job", command, self._last_number, stream.job, stream.skip_chars, *arguments)
+            case "abandon" if stream.ended:
+                # It may have left a lease.
+                stream.ended = False
+                self.order("release", stream.job.request_id)
+            case _ if stream in self._numbers:
+                self._send("job", command, self._numbers[stream], *arguments)
+                if command == "abandon":
+                    self._forget(self._numbers[stream])
 
     async def ask(
         self,
@@ -114,75 +119,94 @@ class EngineProcess:
         self._last_number += 1
         number, found = self._last_number, asyncio.get_running_loop().create_future()
         self._asked[number] = question, found, on_place
-        self._send(("ask", number, question, *arguments))
+        self._send("ask", number, question, *arguments)
         try:
             return await found
         finally:
             if self._asked.pop(number, None) is not None and unless_left:
-                self._send(("left", number))
+                self._send("left", number)
 
     def order(self, question: str, *arguments: Any) -> None:
-        self._send(("ask", 0, question, *arguments))
+        self._send("ask", 0, question, *arguments)
 
     def follow(self, on_change: Callable[[PrefixClaimChange], None]) -> None:
         self._on_change = on_change
-        self._send(("follow",))
+        self._followers += 1
+        self._send("follow", self._followers)
 
     def status(self) -> EngineStatus:
-        silent_s = monotonic_s() - self._heard_s if self._heard_s is not None and self._dead is None else 0.0
+        status = self._status
+        if self._dead is not None or self._heard_s is None:
+            return status
+        silent_s = monotonic_s() - self._heard_s
         stalled_s = max(self._stalled_s, silent_s if silent_s > _SILENT_S else 0.0)
-        return (
-            replace(self._status, load=replace(self._status.load, stalled_s=stalled_s)) if stalled_s else self._status
-        )
+        return replace(status, load=replace(status.load, stalled_s=stalled_s)) if stalled_s else status
 
     async def stop(self) -> None:
         self._stopping = True
-        self._send(("stop",))
-        if self._process is not None and self._reading is not None:
+        self._send("stop")
+        if self._process is not None and self._living is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    await asyncio.shield(self._reading)
+                    await asyncio.shield(self._living)
             self._process.kill()
-            await self._reading
-            await asyncio.to_thread(self._process.wait)
+            await self._living
         self._lost("it was stopped")
 
-    def _send(self, *messages: Message) -> None:
+    def _send(self, *message: Any) -> None:
         """With the time of the service first: leases end by it."""
-        if self._writer is None:
-            self._early += messages
-        elif self._dead is None:
-            self._writer.write(encoded([("clock", self._clock.unix_s() - monotonic_s()), *messages]))
+        if self._dead is None:
+            self._outgoing.put_nowait(encoded([("clock", self._clock.unix_s() - monotonic_s()), message]))
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """All that it says, to its end."""
+    async def _live(self, own: socket.socket, first: bytes, process: "subprocess.Popen[bytes]") -> None:
+        """As long as the process does, or its socket."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        watched = os.pidfd_open(process.pid)
+        loop.add_reader(watched, ended.set)
+        tasks = [asyncio.create_task(self._write(own, first)), asyncio.create_task(self._read(own))]
+        ends = asyncio.create_task(ended.wait())
         try:
+            await asyncio.wait({tasks[1], ends}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({tasks[1]}, timeout=_LAST_WORDS_S)
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
+            for task in (*tasks, ends):
+                task.cancel()
+            await asyncio.gather(*tasks, ends, return_exceptions=True)
+            own.close()
+        code = await asyncio.to_thread(_exit_status, process)
+        self._lost("it was stopped" if self._stopping else f"its process ended with {code}")
+
+    async def _write(self, own: socket.socket, first: bytes) -> None:
+        loop, frame = asyncio.get_running_loop(), first
+        # Whoever reads notices that there is nobody any more.
+        with suppress(OSError):
             while True:
-                (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                frame: Frame = pickle.loads(await reader.readexactly(size))
-                self._heard_s, self._stalled_s = monotonic_s(), frame.stalled_s
-                # Before the messages: a caller that has a lease finds it in the status.
-                self._status = frame.status or self._status
-                for name, *arguments in frame.messages:
-                    getattr(self, f"_on_{name}_message")(*arguments)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+                await loop.sock_sendall(own, frame)
+                frame = await self._outgoing.get()
+
+    async def _read(self, own: socket.socket) -> None:
+        """All that it says, to its end."""
+        loop, buffer = asyncio.get_running_loop(), bytearray()
+        try:
+            while data := await loop.sock_recv(own, _READ_BYTES):
+                buffer += data
+                for frame in _frames(buffer):
+                    self._take(frame)
+        except OSError:
+            logger.debug("the engine's process has gone")
         except Exception:
             # Nobody would hear of the engine any more.
             logger.exception("what the engine's process says cannot be read")
-        assert self._writer is not None
-        self._writer.close()
-        code = await asyncio.to_thread(self._wait)
-        self._lost("it was stopped" if self._stopping else f"its process ended with {code}")
 
-    def _wait(self) -> int:
-        """Its exit status. One that has closed its socket and lives on is ended."""
-        assert self._process is not None
-        try:
-            return self._process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+    def _take(self, frame: Frame) -> None:
+        self._heard_s, self._stalled_s = monotonic_s(), frame.stalled_s
+        # Before the messages: a caller that has a lease finds it in the status.
+        self._status = frame.status or self._status
+        for name, *arguments in frame.messages:
+            _call(getattr(self, f"_on_{name}_message"), *arguments)
 
     def _lost(self, why: str) -> None:
         if self._dead is not None:
@@ -193,7 +217,7 @@ class EngineProcess:
             _fail(stream, self._death())
         asked, self._asked = self._asked, {}
         for question, found, on_place in asked.values():
-            on_place()
+            _call(on_place)
             _settle(found, QUESTIONS[question].dead(why))
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(StartError(f"the engine did not start: {why}"))
@@ -233,6 +257,8 @@ class EngineProcess:
             return
         if isinstance(item, Exception) or item.is_last:
             self._forget(number)
+            self._send("job", "forget", number)
+            stream.ended = not isinstance(item, Exception)
         stream.items.put_nowait(item)
 
     def _on_progress_message(self, number: int, progress: SessionProgress) -> None:
@@ -248,11 +274,12 @@ class EngineProcess:
     def _on_answer_message(self, number: int, answer: Any) -> None:
         if number in self._asked:
             _, found, on_place = self._asked.pop(number)
-            on_place()
+            _call(on_place)
             _settle(found, answer)
 
-    def _on_claims_message(self, change: PrefixClaimChange) -> None:
-        self._on_change(change)
+    def _on_claims_message(self, follower: int, change: PrefixClaimChange) -> None:
+        if follower == self._followers:
+            self._on_change(change)
 
     def _on_died_message(self, why: str) -> None:
         """It answers still: that it is dead."""
@@ -260,7 +287,37 @@ class EngineProcess:
         self._on_death(why)
 
     def _on_logged_message(self, record: logging.LogRecord) -> None:
-        logging.getLogger(record.name).handle(record)
+        its = logging.getLogger(record.name)
+        if its.isEnabledFor(record.levelno):
+            its.handle(record)
+
+
+def _frames(buffer: bytearray) -> Iterator[Frame]:
+    """Takes whole ones out of the buffer."""
+    while len(buffer) >= HEADER.size:
+        (size,) = HEADER.unpack_from(buffer)
+        if len(buffer) < HEADER.size + size:
+            return
+        frame: Frame = pickle.loads(buffer[HEADER.size : HEADER.size + size])
+        del buffer[: HEADER.size + size]
+        yield frame
+
+
+def _exit_status(process: "subprocess.Popen[bytes]") -> int:
+    """One that has closed its socket and lives on is ended."""
+    try:
+        return process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _call(function: Callable[..., object], *arguments: Any) -> None:
+    """What it raises is a defect of whoever asked to be called, and ends nothing else."""
+    try:
+        function(*arguments)
+    except Exception:
+        logger.exception("a caller of the engine failed")
 
 
 def _fail(stream: JobStream, error: Exception) -> None:

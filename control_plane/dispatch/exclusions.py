@@ -4,7 +4,8 @@
                  cannot load the adapter, or hangs
     avoided      it gets the request again where there is no other: a decode worker that was not reached, or whose
                  connection broke before it had begun. Suspects get nothing until they answer, so that one that is the
-                 only one of its pool costs a moment; one that was gone back to often enough, and has not begun, is excluded
+                 only one of its pool costs a moment. One that was gone back to often enough, and has not begun, is
+                 excluded
 A decode worker that hangs may only be slow: the next one is left for it again, a few times.
 """
 

@@ -1,9 +1,9 @@
 """When a pool grows or shrinks by itself: pure, fed with samples, by one worker at a time.
 
 It grows when for `grow_after_s` too much waits, or the TTFT objective is missed in a pool of whose workers more than
-`shrink_below` compute: what an idle worker takes too long for takes two as long. It shrinks when for `shrink_after_s` a worker
-less would have been enough. Between the two lies a wide band where nothing happens, both clocks start anew after every
-change, and a pool does not grow while a worker is still on its way: it does not swing. Ray's own autoscaler
+`shrink_below` compute: what an idle worker takes too long for takes two as long. It shrinks when for `shrink_after_s` a
+worker less would have been enough. Between the two lies a wide band where nothing happens, both clocks start anew after
+every change, and a pool does not grow while a worker is still on its way: it does not swing. Ray's own autoscaler
 follows the pool's size: it adds a node for a worker that finds no room, and takes idle nodes away.
 """
 

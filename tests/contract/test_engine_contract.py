@@ -120,6 +120,19 @@ async def test_a_cancelled_consumer_aborts_its_job(engine: Engine) -> None:
     await until(engine, is_idle)
 
 
+async def test_who_leaves_a_job_that_is_refused_leaves_the_one_of_its_name_alone(engine: Engine) -> None:
+    job = make_job(60)
+    async with aclosing(engine.generate(job)) as outputs:  # type: ignore[type-var]
+        first = await anext(outputs)
+        refused = asyncio.create_task(outputs_of(engine, job))
+        await asyncio.sleep(0)
+        refused.cancel()
+        # It may have heard that it is refused.
+        with pytest.raises((asyncio.CancelledError, InvalidInputError)):
+            await refused
+        assert len(tokens_of([first, *[output async for output in outputs]])) == 60
+
+
 async def test_a_hand_off_job_ends_with_a_lease_that_holds_its_blocks_until_released(engine: Engine) -> None:
     outputs = await outputs_of(engine, make_job(1, hand_off=True))
 

@@ -1,5 +1,8 @@
 """An idle engine with nothing in it, over no vLLM: what callers get when it dies, hangs, or its process does."""
 
+import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -13,7 +16,9 @@ from worker_runtime.engine_work import EngineWork
 
 INFO = EngineInfo("m", "m", 256, 128, 16, 8, "float32")
 # What it is told by, as so many prefixes that are asked for.
-DIE, HANG = 1001, 1002
+DIE, HANG, FORK, LOG = 1001, 1002, 1003, 1004
+# How long a fork lives.
+_FORK_S = 20.0
 # Of the model in the settings: it does not start.
 NO_MODEL = "no-model"
 
@@ -32,6 +37,13 @@ class IdleWork(EngineWork):
         self.dies |= at_most == DIE
         while at_most == HANG:
             time.sleep(1)
+        if at_most == FORK and not os.fork():
+            logging.getLogger("kv_transfer").warning("a rank of the engine")
+            time.sleep(_FORK_S)
+            os._exit(0)
+        if at_most == LOG:
+            for name in ("worker_runtime", "a_library"):
+                logging.getLogger(name).info("of %s", name, extra={"request_id": "r-1", "lock": threading.Lock()})
         return super().hottest_prefixes(at_most)
 
 

@@ -16,12 +16,13 @@ import psutil
 import pytest
 
 from cluster_configs.schema import RachisConfig
+from cluster_core import event_log
 from cluster_core.clock import ClusterClock
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
-from cluster_core.engine_reports import DecodeBatch, PrefixClaims
+from cluster_core.engine_reports import DecodeBatch, PrefixClaimChange, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
 from tests.fakes.cluster import until
-from tests.fakes.idle_engine import DIE, HANG, INFO, NO_MODEL
+from tests.fakes.idle_engine import DIE, FORK, HANG, INFO, LOG, NO_MODEL
 from worker_runtime import engine_process
 from worker_runtime.engine_process import EngineProcess
 from worker_runtime.engine_settings import EngineRole, EngineSettings
@@ -189,8 +190,58 @@ async def test_what_it_logs_is_logged_by_its_worker(trial: Trial, caplog: pytest
         await until(lambda: bool(trial.deaths))
 
     (logged,) = [each for each in caplog.records if each.name == "worker_runtime.engine_thread"]
-    assert logged.getMessage().startswith("the engine died in a step\nTraceback")
-    assert logged.levelname == "ERROR"
+    event = event_log.event_of(logged, "s", "w")
+    assert (event.level, event.message) == ("ERROR", "the engine died in a step")
+    assert event.exception.endswith("ZeroDivisionError: of a test")
+
+
+async def test_what_libraries_say_below_a_warning_is_not_logged_there_either(
+    trial: Trial, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing of a record that cannot travel keeps it, or anything else, from coming."""
+    with caplog.at_level(logging.INFO), caplog.at_level(logging.INFO, logger="worker_runtime"):
+        await trial.start()
+        await trial.engine.hottest_prefixes(LOG)
+
+    (logged,) = [each for each in caplog.records if each.getMessage().startswith("of ")]
+    assert (logged.name, logged.__dict__["request_id"]) == ("worker_runtime", "r-1")
+
+
+async def test_a_fork_of_its_process_does_not_hide_its_end(trial: Trial, capfd: pytest.CaptureFixture[str]) -> None:
+    await trial.start()
+    await trial.engine.hottest_prefixes(FORK)
+    os.kill(trial.pid, signal.SIGKILL)
+    await until(lambda: bool(trial.deaths), timeout_s=15.0)
+    assert "a rank of the engine" in capfd.readouterr().err
+
+
+async def test_a_follower_that_raises_ends_nothing(trial: Trial) -> None:
+    def raises(change: PrefixClaimChange) -> None:
+        raise ZeroDivisionError
+
+    trial.engine.follow_claims(raises)
+    await trial.start()
+    assert await trial.engine.release("r#1") is False
+    assert trial.deaths == []
+
+
+async def test_each_follower_hears_first_what_there_is(trial: Trial) -> None:
+    await trial.start()
+    heard: list[str] = []
+    trial.engine.follow_claims(lambda change: heard.append("first"))
+    trial.engine.follow_claims(lambda change: heard.append("second"))
+    await trial.engine.release("r#1")
+    assert heard in (["second"], ["first", "second"])
+
+
+async def test_a_start_that_is_given_up_leaves_no_process(trial: Trial) -> None:
+    starting = asyncio.ensure_future(trial.start())
+    await asyncio.sleep(0)
+    process = psutil.Process(trial.pid)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await trial.engine.stop()
+    assert not process.is_running()
 
 
 _WORKER = """
