@@ -147,6 +147,7 @@ def test_what_a_pool_computes_is_told_apart_from_the_places_in_its_batches() -> 
         samples.append(sample)
         return decide(now_s, sample)
 
+    # What was sampled is seen nowhere else.
     with mock.patch.object(autoscaler, "decide", noted):
         pools.registers(running=16)
         pools.looks(200)
