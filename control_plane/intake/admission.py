@@ -11,9 +11,9 @@ are one, and who waits longest is next.
 Requests of a priority above 0 are best effort. They have a part of the slots at most, so that the others need not wait
 for one of them to end; a request of several choices may take more by what it is owed.
 
-A request of several choices takes a slot for each. It begins where one is free, as any, and those that it is short of
-are owed: nobody else begins for as long. So it need not wait for many at once, and one that wants more than there are
-is answered, too.
+A request of several choices takes a slot for each, until that has ended. It begins where one is free, as any, and those
+that it is short of are owed: nobody else begins for as long. So it need not wait for many at once, and one that wants
+more than there are is answered, too.
 
 The hint that goes with a refusal is the time the queue needs at the recent pace, between 100 ms and 30 s.
 """
@@ -50,9 +50,19 @@ class Slot:
     """A place among the running requests, or one for each choice, until it is given back. tokens: of prompt and
     answers, as they are expected, until its holder knows better."""
 
-    def __init__(self, tokens: int, give_back: Callable[[int], None]) -> None:
+    def __init__(
+        self, tokens: int, slots: int, give_one_back: Callable[[], None], give_back: Callable[[int], None]
+    ) -> None:
         self.tokens = tokens
+        self._left = slots
+        self._give_one_back = give_one_back
         self._give_back: Callable[[int], None] | None = give_back
+
+    def choice_ended(self) -> None:
+        """Its place is given back at once, but for that of the last one."""
+        if self._give_back is not None and self._left > 1:
+            self._left -= 1
+            self._give_one_back()
 
     def release(self) -> None:
         """A second time changes nothing."""
@@ -149,7 +159,7 @@ class Admission:
         return round(min(max(expected_s * 1000, 100), 30_000))
 
     def _note_pace(self, held_s: float, tokens: int, slots: int) -> int:
-        """How many tokens slots that were held for so long are worth."""
+        """How many tokens slots that were held for so long, in the mean, are worth."""
         self._service_s += _PACE_WEIGHT * (held_s - self._service_s)
         self._service_tokens += _PACE_WEIGHT * (tokens / slots - self._service_tokens)
         # Where all have taken no time, so has this one.
@@ -165,13 +175,21 @@ class Admission:
 
     def _slot_of(self, claimant: Claimant, tokens: int, slots: int, weight: float) -> Slot:
         started_s = self._now_s()
+        # How long choices took that have ended.
+        ended_s: list[float] = []
+
+        def give_one_back() -> None:
+            ended_s.append(self._now_s() - started_s)
+            self._free(claimant, 1)
 
         def give_back(used: int) -> None:
-            as_long = self._note_pace(self._now_s() - started_s, used, slots)
+            left = slots - len(ended_s)
+            held_s = (sum(ended_s) + left * (self._now_s() - started_s)) / slots
+            as_long = self._note_pace(held_s, used, slots)
             self._put_right(claimant, tokens, max(used, as_long), slots, weight)
-            self._free(claimant, slots)
+            self._free(claimant, left)
 
-        return Slot(tokens, give_back)
+        return Slot(tokens, slots, give_one_back, give_back)
 
     def _has_room(self, claimant: Claimant) -> bool:
         if claimant.is_best_effort and self._best_effort >= self._most_best_effort:

@@ -30,7 +30,7 @@ from control_plane.dispatch.choices import run_choices
 from control_plane.dispatch.dispatcher import Dispatcher
 from control_plane.fleet.first_worker import FirstWorker
 from control_plane.intake import validation
-from control_plane.intake.admission import Admission
+from control_plane.intake.admission import Admission, Slot
 from control_plane.intake.arrivals import Arrivals, expired
 from control_plane.intake.prompt_memory import TOKEN_BYTES
 from control_plane.intake.tokenization import Tokenizer
@@ -201,7 +201,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         jobs[0].own_s = taken_s - jobs[0].arrived_s
         for job in jobs:
             job.lifecycle.trace.enter(TraceStage.ADMISSION, taken_s)
-        async with self._slot(jobs):
+        async with self._slot(jobs) as slot:
             for job in jobs[1:]:
                 job.lifecycle.trace.enter(TraceStage.FIRST_CHOICE, self._arrivals.now_s())
             for each in _lifecycles(lifecycle, jobs):
@@ -216,6 +216,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     job, received_s = jobs[choice], self._arrivals.now_s()
                     if isinstance(piece, generation.Completion):
                         self._metrics.completed(piece, job.lifecycle.trace)
+                        if not job.finish_reason:
+                            slot.choice_ended()
                     elif not answering:
                         answering = True
                         self._metrics.first_token(job.first_token_s - job.arrived_s, lifecycle.trace)
@@ -228,20 +230,24 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 lifecycle.at(Event.ENDED)
 
     @asynccontextmanager
-    async def _slot(self, jobs: Sequence[Job]) -> AsyncIterator[None]:
-        """Held while the block runs, one for each choice. What the answers inside have taken is known at their end; a
-        prompt that gets no slot costs its tenant nothing. Raises OverloadedError, DeadlineError."""
+    async def _slot(self, jobs: Sequence[Job]) -> AsyncIterator[Slot]:
+        """Held while the block runs, one for each choice that had not ended elsewhere. What the answers inside have
+        taken is known at their end; a prompt that gets no slot costs its tenant nothing.
+
+        Raises OverloadedError, DeadlineError.
+        """
         claimant, prompt_tokens = Claimant(jobs[0].priority, jobs[0].tenant), len(jobs[0].token_ids)
         had_tokens = sum(len(job.emitted) for job in jobs)
         try:
             with self._arrivals.rates.waiting(claimant.tenant, prompt_tokens + had_tokens):
                 async with asyncio.timeout(jobs[0].remaining_s(self._arrivals.now_s())):
                     expected = prompt_tokens + sum(job.max_tokens for job in jobs)
-                    slot = await self._admission.take(claimant, expected, slots=len(jobs))
+                    unfinished = sum(not job.finish_reason for job in jobs)
+                    slot = await self._admission.take(claimant, expected, slots=max(1, unfinished))
         except TimeoutError:
             raise DeadlineError("the request's deadline passed while it waited for a place") from None
         try:
-            yield
+            yield slot
         finally:
             generated = sum(job.generated_tokens for job in jobs)
             self._arrivals.rates.spend(claimant.tenant, generated)

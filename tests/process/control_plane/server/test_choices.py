@@ -114,6 +114,43 @@ async def test_each_choice_takes_a_slot_and_one_request_may_want_more_than_there
         admission.check_invariants()
 
 
+async def test_a_choice_that_has_ended_gives_its_slot_back(cluster: Cluster) -> None:
+    engine, admission = named(cluster, "decode-0").engine, cluster.parts.admission
+    ends, goes_on = (whole_text(seed=seed) for seed in (5, 6))
+    stop = ends[1:3]
+    assert stop not in goes_on[:5]
+    engine.hold_before(5)
+    running = asyncio.create_task(collected(ask(cluster, 2, stop=[stop], **SEEDED)))
+    await engine.held.wait()
+    await until(lambda: admission.in_flight == 1)
+    engine.resume()
+    assert texts_of(await running, 2)[0] == ends[:1]
+    await until(lambda: admission.in_flight == 0)
+    admission.check_invariants()
+
+
+async def test_of_what_is_resumed_only_choices_that_had_not_ended_take_slots(cluster: Cluster) -> None:
+    engine, admission = named(cluster, "decode-0").engine, cluster.parts.admission
+    whole = await collected(ask(cluster, 3, **SEEDED))
+    tokens = [
+        [token for each in whole if each.choice == choice for token in each.delta.token_ids] for choice in (0, 1, 2)
+    ]
+    received = (
+        *(
+            api.ReceivedAnswer(token_ids=tokens[choice], finish_reason=generation.FINISH_REASON_LENGTH)
+            for choice in (0, 1)
+        ),
+        api.ReceivedAnswer(token_ids=tokens[2][:2]),
+    )
+    engine.hold_before(5)
+    running = asyncio.create_task(collected(ask(cluster, 3, received, **SEEDED)))
+    await engine.held.wait()
+    assert admission.in_flight == 1
+    engine.resume()
+    assert sum(each.HasField("completion") for each in await running) == 3
+    await until(lambda: admission.in_flight == 0)
+
+
 async def test_a_client_that_leaves_ends_all_choices(cluster: Cluster) -> None:
     engine = named(cluster, "decode-0").engine
     engine.hold_before(4)

@@ -77,3 +77,49 @@ async def test_several_choices_cost_a_tenant_as_much_as_as_many_requests() -> No
     await running.done()
     order = await order_of(admission, waiting)
     assert order.count("a") == 3 and order[:11].count("a") == 3 and order[:6].count("a") == 2
+
+
+async def test_choices_that_end_apart_give_their_places_back_one_by_one() -> None:
+    admission = Admission(4, 10, 30.0)
+    slot = await admission.take(Claimant(0, "a"), tokens=400, slots=4)
+    waits = [Holder(admission, name) for name in "bc"]
+    assert await entered(waits) == []
+    for left, names in ((3, ["b"]), (2, ["b", "c"])):
+        slot.choice_ended()
+        assert await entered(waits) == names
+        assert admission.in_flight == left + len(names)
+    await finish(waits)
+    for _ in range(5):
+        slot.choice_ended()
+    assert admission.in_flight == 1, "the last one is there until all has ended"
+    slot.release()
+    slot.choice_ended()
+    slot.release()
+    assert counts(admission) == (0, 0)
+    admission.check_invariants()
+
+
+async def test_choices_that_ended_early_cost_no_more_than_the_time_that_they_took() -> None:
+    """One answer that takes ten times as long as the other three, and a request for each of them."""
+    now_s = 0.0
+    together, apart = (Admission(8, 10, 30.0, now_s=lambda: now_s) for _ in range(2))
+    for admission in (together, apart):
+        # The pace: a hundred tokens a second.
+        paced = [await admission.take(Claimant(0, "x"), 100) for _ in range(4)]
+        now_s += 1.0
+        for each in paced:
+            each.release()
+    for admission in (together, apart):
+        await admission.take(Claimant(0, "who is there all the time"), 1)
+    choices = await together.take(Claimant(0, "a"), 4, slots=4)
+    alone = [await apart.take(Claimant(0, "a"), 1) for _ in range(4)]
+    now_s += 1.0
+    for each in alone[1:]:
+        choices.choice_ended()
+        each.release()
+    now_s += 9.0
+    choices.release()
+    alone[0].release()
+    # What a tenant has had is seen by who is next, and told to nobody.
+    had = [admission._shares.start(Claimant(0, "a")) for admission in (together, apart)]
+    assert had[1] > 300 and had[0] < 1.2 * had[1]
