@@ -83,7 +83,7 @@ async def test_a_prefill_worker_killed_while_it_prefills_does_not_lose_the_reque
 
 async def test_a_worker_whose_process_is_asked_to_end_ends_what_it_runs_and_is_started_again(served: Served) -> None:
     client = served.client
-    long = {**GREEDY, "max_tokens": 1000}
+    long = {**GREEDY, "max_tokens": 3000}
     running = asyncio.create_task(client.generate(token_prompt(PROMPT), **long))
     await until(lambda: _has_in_flight(client, "decode-0"), "decode-0 has the request")
     pid, before = await worker_of(client, "decode-0")
