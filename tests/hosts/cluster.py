@@ -124,12 +124,19 @@ class Cluster:
         """Names of the hosts that Ray takes for alive; none while its head does not answer."""
         return await asyncio.to_thread(self._nodes)
 
+    def _monitored(self) -> str:
+        """What Ray's autoscaler has last logged on the head."""
+        logs = sorted((self.head.tmp / "ray").glob("session_2*/logs/monitor.*"))
+        return "\n".join(f"{log.name}: {log.read_text(errors='replace')[-4000:]}" for log in logs)
+
     async def until_nodes(self, names: Iterable[str], timeout_s: float = _NODES_S) -> None:
         """Until Ray takes exactly these hosts for alive. Raises LabError."""
         wanted, deadline_s = set(names), monotonic_s() + timeout_s
         while (alive := await self.nodes()) != wanted:
             if monotonic_s() > deadline_s:
-                raise LabError(f"Ray has {sorted(alive)} after {timeout_s:g} s, not {sorted(wanted)}")
+                raise LabError(
+                    f"Ray has {sorted(alive)} after {timeout_s:g} s, not {sorted(wanted)}:\n{self._monitored()}"
+                )
             await asyncio.sleep(_POLL_S)
         logger.info("Ray has %s", " ".join(sorted(alive)))
 

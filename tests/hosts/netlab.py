@@ -70,6 +70,11 @@ class Host:
         self._cable = f"to-{spec.name}"[:15]
 
     @property
+    def tmp(self) -> Path:
+        """Its /tmp, as it lies on this machine."""
+        return self._disk / "tmp"
+
+    @property
     def home(self) -> Path:
         """Its HOME, as seen from outside."""
         return self._disk / "root"
