@@ -118,7 +118,13 @@ class Cluster:
         ray_up = "RAY_UP_enable_autoscaler_v2=0 ray up --yes --no-config-cache ~/cluster.yaml"
         await asyncio.to_thread(self.laptop.run, f"cd project; {check} && {ray_up}", _RAY_UP_S)
         logger.info("`ray up` returned")
-        await self.until_nodes(self.hosts)
+        try:
+            await self.until_nodes(self.hosts, _NODES_S / 2)
+        except LabError as error:
+            # Ray starts the other hosts by itself. Where it has not, an operator says `ray up` again.
+            logger.warning("`ray up` is said again: %s", error)
+            await asyncio.to_thread(self.laptop.run, f"cd project; {ray_up}", _RAY_UP_S)
+            await self.until_nodes(self.hosts)
 
     async def nodes(self) -> set[str]:
         """Names of the hosts that Ray takes for alive; none while its head does not answer."""
