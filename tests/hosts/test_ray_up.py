@@ -21,7 +21,7 @@ from tests.hosts.netlab import REPOSITORY, LabError, cables
 from tests.hosts.prompts import Answers, Prompt, generate, requests_meanwhile
 from tests.integration.conftest import until
 
-_BACK_S = 90.0
+_BACK_S = 180.0
 
 
 async def test_each_pool_serves_from_its_own_host(
