@@ -46,8 +46,9 @@ QUESTIONS: dict[str, Question] = {
 }
 
 
-class EngineSeat(Protocol):
-    """Where one engine runs. Driven from one asyncio loop; `start` once, `stop` once."""
+class EngineCoreClient(Protocol):
+    """The way to what steps (vLLM's word): a thread of this process, or another process. Driven from one asyncio loop;
+    `start` once, `stop` once."""
 
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
         """See `Engine.start`. Raises StartError where the engine does not come up."""

@@ -42,7 +42,7 @@ _READ_BYTES = 1 << 20
 
 
 class EngineProcess:
-    """See `engine_commands.EngineSeat`. clock: of the deadlines of pulls. module: what the process runs."""
+    """See `engine_commands.EngineCoreClient`. clock: of the deadlines of pulls. module: what the process runs."""
 
     def __init__(self, settings: EngineSettings, clock: ClusterClock, module: str = _MODULE) -> None:
         self._settings = settings

@@ -55,7 +55,7 @@ class Reports:
 
 
 class EngineThread:
-    """See `engine_commands.EngineSeat`."""
+    """See `engine_commands.EngineCoreClient`."""
 
     def __init__(self, bring_up: BringUp) -> None:
         self._bring_up = bring_up

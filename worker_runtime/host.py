@@ -241,7 +241,7 @@ def _vllm_engine(settings: EngineSettings, clock: ClusterClock) -> Engine:
     from worker_runtime.engine_process import EngineProcess
     from worker_runtime.vllm_engine import VllmEngine
 
-    return VllmEngine(settings, clock, seat=EngineProcess(settings, clock) if settings.engine.own_process else None)
+    return VllmEngine(settings, clock, core=EngineProcess(settings, clock) if settings.engine.own_process else None)
 
 
 class _ProcessPorts:

@@ -1,7 +1,7 @@
 """One vLLM engine behind the engine protocol: the side that its callers see, on the asyncio loop.
 
-The engine itself runs elsewhere, on a thread of its own or in a process of its own (`engine_commands.EngineSeat`).
-Calls become commands for it; what comes of a job reaches its caller through a `JobStream`.
+The engine itself runs elsewhere, on a thread or in a process of its own (`engine_commands.EngineCoreClient`). Calls
+become commands for it; what comes of a job reaches its caller through a `JobStream`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from cluster_core.engine_reports import (
 )
 from cluster_core.errors import NotSupportedError
 from worker_runtime.adapter_files import digest_apart
-from worker_runtime.engine_commands import EngineSeat
+from worker_runtime.engine_commands import EngineCoreClient
 from worker_runtime.engine_sessions import SessionHandle
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.engine_thread import BringUp, EngineThread
@@ -44,12 +44,12 @@ class VllmEngine:
         settings: EngineSettings,
         clock: ClusterClock | None = None,
         bring_up: BringUp | None = None,
-        seat: EngineSeat | None = None,
+        core: EngineCoreClient | None = None,
     ) -> None:
-        """clock: of the deadlines of pulls. bring_up: makes the engine; None: vLLM's, by the settings. seat: where it
+        """clock: of the deadlines of pulls. bring_up: makes the engine; None: vLLM's, by the settings. core: where it
         runs; None: on a thread of this process, by the two before."""
         self._settings = settings
-        self._seat = seat or EngineThread(bring_up or partial(bring_up_vllm, settings, clock or ClusterClock()))
+        self._core = core or EngineThread(bring_up or partial(bring_up_vllm, settings, clock or ClusterClock()))
         self._max_prompt_tokens = 0
         self._adapters = LoadedAdapters(
             settings.lora.max_loaded,
@@ -59,7 +59,7 @@ class VllmEngine:
         )
 
     async def start(self, on_phase: Callable[[str], None], on_death: Callable[[str], None]) -> EngineInfo:
-        info = await self._seat.start(on_phase, on_death)
+        info = await self._core.start(on_phase, on_death)
         # The first token needs a place as well.
         self._max_prompt_tokens = info.max_model_len - 1
         return info
@@ -73,7 +73,7 @@ class VllmEngine:
         self, stream: JobStream, items: "_Items", command: str, *arguments: Any
     ) -> AsyncIterator[EngineOutput]:
         """What the stream yields once the command was carried out."""
-        self._seat.tell(command, stream, *arguments)
+        self._core.tell(command, stream, *arguments)
         try:
             while not stream.taken:
                 item = await items.get()
@@ -84,13 +84,13 @@ class VllmEngine:
                 yield item
         finally:
             if not stream.taken:
-                self._seat.tell("abandon", stream)
+                self._core.tell("abandon", stream)
 
     def open_session(self, job: EngineJob, mode: SessionMode) -> EngineSession:
         if self._settings.role not in (EngineRole.PREFILL, EngineRole.SHARED):
             raise NotSupportedError("only engines that prefill for others have sessions")
         items: _Items = asyncio.Queue()
-        stream, tell = JobStream(job, items), self._seat.tell
+        stream, tell = JobStream(job, items), self._core.tell
         session = stream.session = SessionHandle(
             len(job.token_ids),
             self._max_prompt_tokens,
@@ -103,10 +103,10 @@ class VllmEngine:
         return session
 
     async def hand_over(self, request_id: str) -> bool:
-        return bool(await self._seat.ask("hand_over", request_id))
+        return bool(await self._core.ask("hand_over", request_id))
 
     async def release(self, lease_id: str) -> bool:
-        return bool(await self._seat.ask("release", lease_id))
+        return bool(await self._core.ask("release", lease_id))
 
     def holding(self, adapter: Adapter | None) -> AbstractAsyncContextManager[str]:
         return self._adapters.holding(adapter)
@@ -119,39 +119,39 @@ class VllmEngine:
 
     async def _load_adapter(self, adapter: Adapter) -> None:
         try:
-            failed: Exception | None = await self._seat.ask("load_adapter", adapter, unless_left=True)
+            failed: Exception | None = await self._core.ask("load_adapter", adapter, unless_left=True)
         except asyncio.CancelledError:
             # It may be loaded all the same, and would have a place that nobody knows of.
-            self._seat.order("unload_adapter", adapter.digest)
+            self._core.order("unload_adapter", adapter.digest)
             raise
         if failed is not None:
             raise failed
 
     async def _unload_adapter(self, digest: str) -> None:
-        await self._seat.ask("unload_adapter", digest)
+        await self._core.ask("unload_adapter", digest)
 
     def status(self) -> EngineStatus:
-        return self._seat.status()
+        return self._core.status()
 
     async def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
-        found: Sequence[HotPrefix] = await self._seat.ask("hottest_prefixes", at_most, unless_left=True)
+        found: Sequence[HotPrefix] = await self._core.ask("hottest_prefixes", at_most, unless_left=True)
         return found
 
     async def decode_batch(self, at_most: int) -> DecodeBatch:
-        found: DecodeBatch = await self._seat.ask("decode_batch", at_most, unless_left=True)
+        found: DecodeBatch = await self._core.ask("decode_batch", at_most, unless_left=True)
         return found
 
     def follow_claims(self, on_change: Callable[[PrefixClaimChange], None]) -> None:
-        self._seat.follow(on_change)
+        self._core.follow(on_change)
 
     async def prefix_claims(self, on_look: Callable[[], None] = lambda: None) -> PrefixClaims:
-        found: PrefixClaims = await self._seat.ask("audited_claims", unless_left=True, on_place=on_look)
+        found: PrefixClaims = await self._core.ask("audited_claims", unless_left=True, on_place=on_look)
         return found
 
     async def look(self, question: Callable[[EngineWork], _Found]) -> _Found:
         """What `question` finds between two steps of an engine of this process; not asked where the caller has left."""
-        assert isinstance(self._seat, EngineThread), "the engine runs in a process of its own"
-        return await self._seat.answer(question, unless_left=True)
+        assert isinstance(self._core, EngineThread), "the engine runs in a process of its own"
+        return await self._core.answer(question, unless_left=True)
 
     async def stop(self) -> None:
-        await self._seat.stop()
+        await self._core.stop()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from control_plane.model.memory_use import MemoryUse
 from control_plane.prefix_index.holder_sets import NOBODY, UNKNOWN, HolderSets, Masks, Plane, slots_in
 from control_plane.prefix_index.hot_prefix import HotPrefix
-from control_plane.prefix_index.late_prompts import LatePrompts
+from control_plane.prefix_index.index_prompts import IndexPrompts
 from control_plane.prefix_index.predictions import Predictions
 from control_plane.prefix_index.table import NOWHERE, Places, PrefixTable
 from kv_transfer.claims.claims import ClaimChange
@@ -77,7 +77,7 @@ class PrefixIndex:
         self._reference_s = start_s
         self._latest_s = start_s
         self._predictions = Predictions()
-        self._prompts = LatePrompts(max_entries)
+        self._prompts = IndexPrompts(max_entries)
         self._next_compaction = _SPARE_SETS
 
     # Which workers are there.
@@ -190,7 +190,7 @@ class PrefixIndex:
         return self._rates(self._heat(keys), now_s)
 
     def hottest(self, at_most: int, now_s: float) -> list[HotPrefix]:
-        """Prefixes of late prompts, hottest first. Of a prompt each stretch counts that is as hot as its end."""
+        """Prefixes of its prompts, hottest first. Of a prompt each stretch counts that is as hot as its end."""
         # By key: where it ends in which prompt.
         found: dict[int, tuple[int, Keys]] = {}
         for keys in self._promising(max(at_most, _LEAST_PROMISING)):
@@ -204,7 +204,7 @@ class PrefixIndex:
         return [self._described(*found[int(key)], rate, told) for key, rate in zip(told, rates[order], strict=True)]
 
     def _promising(self, at_most: int) -> list[Keys]:
-        """Of the late prompts those that are hottest where they begin, in the middle, or where they end.
+        """Of its prompts those that are hottest where they begin, in the middle, or where they end.
 
         Looking along each of thousands would hold up the router.
         """

@@ -110,7 +110,7 @@ def vllm_engine(
     told = objectives or config.objectives
     settings = EngineSettings(config.model, config.engine, config.handoff, role, lora=lora, objectives=told)
     os.environ.update(engine_environment(settings))
-    return VllmEngine(settings, seat=EngineProcess(settings, ClusterClock()) if in_a_process else None)
+    return VllmEngine(settings, core=EngineProcess(settings, ClusterClock()) if in_a_process else None)
 
 
 def imitated_engine(role: EngineRole) -> Engine:

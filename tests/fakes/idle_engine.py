@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from cluster_core.clock import ClusterClock
+from cluster_core.clock import ClusterClock, monotonic_s
 from cluster_core.engine_reports import EngineInfo, HotPrefix
 from worker_runtime.engine_child import main
 from worker_runtime.engine_settings import EngineSettings
@@ -16,7 +16,7 @@ from worker_runtime.engine_work import EngineWork
 
 INFO = EngineInfo("m", "m", 256, 128, 16, 8, "float32")
 # What it is told by, as so many prefixes that are asked for.
-DIE, HANG, FORK, LOG = 1001, 1002, 1003, 1004
+DIE, HANG, FORK, LOG, COPY, TIME = range(1001, 1007)
 # How long a fork lives.
 _FORK_S = 20.0
 # Of the model in the settings: it does not start.
@@ -27,14 +27,29 @@ class IdleWork(EngineWork):
     """Its next step raises when it is told to die."""
 
     dies = False
+    copies = False
+
+    def __init__(self, engine: Any, info: EngineInfo, settings: EngineSettings, clock: ClusterClock, on_loop: Any):
+        super().__init__(engine, info, settings, clock, on_loop)
+        self._clock = clock
 
     def has_requests(self) -> bool:
         if self.dies:
             raise ZeroDivisionError("of a test")
-        return False
+        return self.copies
+
+    def step(self) -> None:
+        """Of an engine at rest: for copies alone."""
+
+    def copying_since_s(self) -> float | None:
+        """A copy that began a minute ago does not end."""
+        return monotonic_s() - 60.0 if self.copies else None
 
     def hottest_prefixes(self, at_most: int) -> Sequence[HotPrefix]:
         self.dies |= at_most == DIE
+        self.copies |= at_most == COPY
+        if at_most == TIME:
+            return [HotPrefix(str(self._clock.unix_ms()), 0, 0, 0, 0, 0.0)]
         while at_most == HANG:
             time.sleep(1)
         if at_most == FORK and not os.fork():

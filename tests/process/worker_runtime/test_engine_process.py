@@ -17,12 +17,12 @@ import pytest
 
 from cluster_configs.schema import RachisConfig
 from cluster_core import event_log
-from cluster_core.clock import ClusterClock
+from cluster_core.clock import ClusterClock, monotonic_s, unix_s
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.engine_reports import DecodeBatch, PrefixClaimChange, PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
 from tests.fakes.cluster import until
-from tests.fakes.idle_engine import DIE, FORK, HANG, INFO, LOG, NO_MODEL
+from tests.fakes.idle_engine import COPY, DIE, FORK, HANG, INFO, LOG, NO_MODEL, TIME
 from worker_runtime import engine_process
 from worker_runtime.engine_process import EngineProcess
 from worker_runtime.engine_settings import EngineRole, EngineSettings
@@ -42,8 +42,8 @@ class Trial:
     def __init__(self, model: str = "m") -> None:
         self.clock = ClusterClock()
         settings = settings_of(model)
-        self.seat = EngineProcess(settings, self.clock, module="tests.fakes.idle_engine")
-        self.engine = VllmEngine(settings, seat=self.seat)
+        self.core = EngineProcess(settings, self.clock, module="tests.fakes.idle_engine")
+        self.engine = VllmEngine(settings, core=self.core)
         self.phases: list[str] = []
         self.deaths: list[str] = []
 
@@ -53,8 +53,8 @@ class Trial:
     @property
     def pid(self) -> int:
         # Whose process is not told to anybody: tests end it.
-        assert self.seat._process is not None
-        return self.seat._process.pid
+        assert self.core._process is not None
+        return self.core._process.pid
 
 
 @pytest.fixture
@@ -145,6 +145,22 @@ async def test_a_process_that_is_stopped_hangs_until_it_goes_on(trial: Trial, im
     assert trial.deaths == []
 
 
+async def test_copies_that_do_not_end_there_hang_here(trial: Trial) -> None:
+    await trial.start()
+    await trial.engine.hottest_prefixes(COPY)
+    await until(lambda: trial.engine.status().load.stalled_s > 50.0)
+
+
+async def test_its_time_is_the_services(trial: Trial) -> None:
+    """That of a Redis whose clock is an hour ahead, also when that is learned late."""
+    await trial.start()
+    for ahead_s in (3600.0, 7200.0):
+        now_s = monotonic_s()
+        trial.clock.measured(unix_s() + ahead_s, now_s, now_s)
+        (told,) = await trial.engine.hottest_prefixes(TIME)
+        assert abs(int(told.hash) / 1000 - trial.clock.unix_s()) < 60.0
+
+
 async def test_what_asks_a_services_processes_to_end_is_for_its_worker(trial: Trial) -> None:
     """Whose engine is still needed while it drains."""
     await trial.start()
@@ -166,10 +182,10 @@ async def test_what_is_raised_while_it_starts_is_why_it_did_not() -> None:
 
 
 async def test_one_that_ends_before_it_is_up_did_not_start(trial: Trial) -> None:
-    seat = EngineProcess(settings_of(), trial.clock, module="tests.fakes.nothing_of_that_name")
+    core = EngineProcess(settings_of(), trial.clock, module="tests.fakes.nothing_of_that_name")
     with pytest.raises(StartError, match="its process ended with 1"):
-        await seat.start(trial.phases.append, trial.deaths.append)
-    await seat.stop()
+        await core.start(trial.phases.append, trial.deaths.append)
+    await core.stop()
 
 
 async def test_a_job_of_a_stopped_engine_is_unavailable(trial: Trial) -> None:

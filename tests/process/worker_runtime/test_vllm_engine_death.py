@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster_configs.schema import RachisConfig
-from cluster_core.clock import ClusterClock, monotonic_s
+from cluster_core.clock import ClusterClock
 from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.engine_reports import PrefixClaims
 from cluster_core.errors import StartError, UnavailableError
@@ -24,25 +24,11 @@ from worker_runtime.vllm_engine import VllmEngine
 JOB = EngineJob("job-1", (1, 2, 3), SamplingSpec())
 
 
-class Copying(IdleWork):
-    """Steps without requests, for a copy that began a minute ago."""
-
-    def has_requests(self) -> bool:
-        return True
-
-    def step(self) -> None:
-        pass
-
-    def copying_since_s(self) -> float | None:
-        return monotonic_s() - 60.0
-
-
 class Trial:
     """An engine that has not started yet."""
 
-    def __init__(self, work: type[IdleWork] = IdleWork) -> None:
+    def __init__(self) -> None:
         config = RachisConfig()
-        self._work = work
         settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.ALONE)
         self.dies_at_once = False
         self.deaths: list[str] = []
@@ -58,7 +44,7 @@ class Trial:
     def _bring_up(
         self, settings: EngineSettings, on_phase: Callable[[str], None], on_loop: Callable[..., object]
     ) -> EngineWork:
-        work = self._work(idle_vllm(), INFO, settings, ClusterClock(), on_loop)
+        work = IdleWork(idle_vllm(), INFO, settings, ClusterClock(), on_loop)
         work.dies = self.dies_at_once
         return work
 
@@ -136,9 +122,10 @@ async def test_what_is_raised_while_it_starts_is_why_it_did_not() -> None:
 
 
 async def test_an_engine_whose_copies_do_not_end_hangs() -> None:
-    trial = Trial(Copying)
+    trial = Trial()
     try:
         await trial.start()
+        await trial.engine.look(lambda work: setattr(work, "copies", True))
         await until(lambda: trial.engine.status().load.stalled_s > 50.0)
     finally:
         await trial.engine.stop()

@@ -136,18 +136,22 @@ async def test_of_what_is_resumed_only_choices_that_had_not_ended_take_slots(clu
         [token for each in whole if each.choice == choice for token in each.delta.token_ids] for choice in (0, 1, 2)
     ]
     received = (
-        *(
-            api.ReceivedAnswer(token_ids=tokens[choice], finish_reason=generation.FINISH_REASON_LENGTH)
-            for choice in (0, 1)
-        ),
-        api.ReceivedAnswer(token_ids=tokens[2][:2]),
+        api.ReceivedAnswer(token_ids=tokens[0], finish_reason=generation.FINISH_REASON_LENGTH),
+        *(api.ReceivedAnswer(token_ids=tokens[choice][:2]) for choice in (1, 2)),
     )
     engine.hold_before(5)
-    running = asyncio.create_task(collected(ask(cluster, 3, received, **SEEDED)))
+    call = ask(cluster, 3, received, **SEEDED)
+    told = []
+    async for each in call:
+        told.append(each)
+        if each.HasField("completion"):
+            break
+    assert told[-1].choice == 0
     await engine.held.wait()
-    assert admission.in_flight == 1
+    assert admission.in_flight == 2
     engine.resume()
-    assert sum(each.HasField("completion") for each in await running) == 3
+    told += [each async for each in call]
+    assert sum(each.HasField("completion") for each in told) == 3
     await until(lambda: admission.in_flight == 0)
 
 

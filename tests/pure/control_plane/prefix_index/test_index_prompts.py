@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.prefix_index.index import PrefixIndex
-from control_plane.prefix_index.late_prompts import LatePrompts
+from control_plane.prefix_index.index_prompts import IndexPrompts
 from kv_transfer.claims.prefix_chunks import Keys
 
 MIB = 1 << 20
@@ -16,10 +16,10 @@ def prompt(number: int, chunks: int) -> Keys:
 
 
 def test_long_prompts_make_room_for_later_ones_by_their_memory() -> None:
-    late = LatePrompts(1 << 18)
+    prompts = IndexPrompts(1 << 18)
     for number in range(600):
-        late.add(prompt(number, 8192))
-    use = late.memory()
+        prompts.add(prompt(number, 8192))
+    use = prompts.memory()
     assert (use.used_bytes, use.limit_bytes, use.limit) == (2 * MIB, 2 * MIB, "index.max_entries")
 
 
@@ -30,26 +30,26 @@ def test_an_index_tells_of_the_prompts_that_it_was_asked_for() -> None:
 
 
 def test_short_ones_are_bounded_by_their_number() -> None:
-    late = LatePrompts(1 << 18)
+    prompts = IndexPrompts(1 << 18)
     for number in range(5000):
-        late.add(prompt(number, 1))
-    assert len(late) == 4096
-    assert [int(keys[-1]) >> 32 for keys in late.all()] == list(range(904, 5000))
+        prompts.add(prompt(number, 1))
+    assert len(prompts) == 4096
+    assert [int(keys[-1]) >> 32 for keys in prompts.all()] == list(range(904, 5000))
 
 
 def test_one_that_there_is_no_room_for_is_not_kept() -> None:
-    late = LatePrompts(1)
-    late.add(prompt(1, MIB // 8 + 1))
-    assert len(late) == late.memory().used_bytes == 0
-    late.add(prompt(1, MIB // 8))
-    assert len(late) == 1
+    prompts = IndexPrompts(1)
+    prompts.add(prompt(1, MIB // 8 + 1))
+    assert len(prompts) == prompts.memory().used_bytes == 0
+    prompts.add(prompt(1, MIB // 8))
+    assert len(prompts) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([1, 5000, 60_000, 131_072])), max_size=20))
 def test_whatever_is_asked_for_again_bytes_are_those_of_what_is_kept(asked: list[tuple[int, int]]) -> None:
-    late = LatePrompts(1)
+    prompts = IndexPrompts(1)
     for number, chunks in asked:
         # The same end at another depth, as no two prompts have it, is one of them.
-        late.add(prompt(number, chunks)[::-1])
-        late.check_invariants()
-        assert int(late.all()[-1][-1]) == number << 32
+        prompts.add(prompt(number, chunks)[::-1])
+        prompts.check_invariants()
+        assert int(prompts.all()[-1][-1]) == number << 32

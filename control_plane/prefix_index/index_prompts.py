@@ -11,7 +11,7 @@ _KEY_BYTES = 8
 _LEAST_BYTES = 1 << 20
 
 
-class LatePrompts:
+class IndexPrompts:
     """Of one index. max_entries: the chunks that it remembers."""
 
     def __init__(self, max_entries: int) -> None:
@@ -38,7 +38,7 @@ class LatePrompts:
         return list(self._prompts.values())
 
     def memory(self) -> MemoryUse:
-        return MemoryUse("late prompts", self._bytes, self._most_bytes, "index.max_entries")
+        return MemoryUse("index prompts", self._bytes, self._most_bytes, "index.max_entries")
 
     def check_invariants(self) -> None:
         assert self._bytes == sum(keys.nbytes for keys in self._prompts.values()), "bytes are miscounted"
