@@ -81,10 +81,16 @@ def _is_of_its_tokens(request: "Request", params: dict[str, Any]) -> bool:
     """Compared once: a request may wait for its turn over many steps."""
     if TOKENS_DIGEST_PARAM in params and params[TOKENS_DIGEST_PARAM] is None:
         return True
-    if not is_of(params.get(TOKENS_DIGEST_PARAM), request.all_token_ids[:], _scope_of(request)):
+    pulled = request.all_token_ids[: request.num_prompt_tokens + _emitted_before_last(request)]
+    if not is_of(params.get(TOKENS_DIGEST_PARAM), pulled, _scope_of(request)):
         return False
     params[TOKENS_DIGEST_PARAM] = None
     return True
+
+
+def _emitted_before_last(request: "Request") -> int:
+    """Tokens beyond the prompt that a lease is on as well: the last one emitted has no KV yet."""
+    return max(0, request.num_output_tokens - 1)
 
 
 def _scope_of(request: "Request") -> str:
@@ -139,8 +145,8 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             self._drop_pull(request, params)
             self.handoffs_mismatched += 1
         if params.get("do_remote_prefill"):
-            # vLLM pulls the prompt; the lease is on what had been emitted as well, but for the last token.
-            num_computed_tokens -= max(0, request.num_output_tokens - 1)
+            # vLLM pulls the prompt.
+            num_computed_tokens -= _emitted_before_last(request)
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def _drop_pull(self, request: "Request", params: dict[str, Any]) -> None:
@@ -245,7 +251,6 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         self._deadlines.update(getattr(metadata, _DEADLINES, {}))
         if self._checks is not None:
             self._checks.carry_out(getattr(metadata, _CONTENT, ContentOrders()))
-        vllm_private.drop_pulls_given_up(self)
         super().start_load_kv(forward_context, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":

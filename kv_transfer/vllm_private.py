@@ -207,24 +207,20 @@ def stop_lease_renewal(connector: Any, request_id: str) -> None:
 def give_up_pull(connector: Any, request_id: str) -> list[Any] | None:
     """A worker forgets a pull that it waits for: handles of its transfers that are under way.
 
-    None where it waits for none of that name. One whose handshake is not done will not begin: `drop_pulls_given_up`.
+    None where it waits for none of that name. One whose handshake is not done reads nothing once it is: its other end
+    is told then, as by whoever has all blocks already. (That the handshake's thread has queued it must not matter: it
+    does so whenever it likes.)
     """
     worker = connector.connector_worker
-    if worker._recving_metadata.pop(request_id, None) is None:
+    meta = worker._recving_metadata.pop(request_id, None)
+    if meta is None:
         return None
+    meta.local_block_ids = meta.local_physical_block_ids = ()
+    meta.awaiting_kvs = False
     worker._pending_recv_notifs.pop(request_id, None)
     worker._recv_failures.discard(request_id)
     handles: list[Any] = worker._recving_transfers.pop(request_id, [])
     return handles
-
-
-def drop_pulls_given_up(connector: Any) -> None:
-    """Those whose handshakes are done by now, and that nobody waits for any more, do not begin."""
-    worker = connector.connector_worker
-    for _ in range(worker._ready_requests.qsize()):
-        entry = worker._ready_requests.get_nowait()
-        if entry[0] in worker._recving_metadata:
-            worker._ready_requests.put(entry)
 
 
 def take_ended_transfers(connector: Any, transfers: dict[str, list[Any]]) -> set[str]:

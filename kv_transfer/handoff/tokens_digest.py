@@ -29,8 +29,9 @@ def stamp(token_ids: Sequence[int], kv_scope: str) -> list[Any]:
 
 
 def is_of(stamped: Any, token_ids: Sequence[int], kv_scope: str) -> bool:
-    """The blocks are of the first of these tokens. What nobody has stamped is of none."""
+    """The blocks are of these tokens, no more and no fewer: blocks of a longer or a shorter lease would be taken for
+    those of other positions. What nobody has stamped is of none."""
     match stamped:
-        case [int(count), str(digest)] if 0 < count <= len(token_ids):
-            return tokens_digest(token_ids[:count], kv_scope) == digest
+        case [int(count), str(digest)] if 0 < count == len(token_ids):
+            return tokens_digest(token_ids, kv_scope) == digest
     return False

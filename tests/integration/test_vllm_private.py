@@ -93,6 +93,68 @@ def test_a_pull_that_ended_after_its_deadline_counts_as_failed(monkeypatch: pyte
     assert connector._deadlines == {}
 
 
+class Agent:
+    """Of a NIXL agent, what a pull worker asks of it; a read is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, bytes]] = []
+        self.read: list[tuple[list[int], list[int]]] = []
+
+    def send_notif(self, agent_name: str, notif_msg: bytes) -> None:
+        self.told.append((agent_name, notif_msg))
+
+    def make_prepped_xfer(self, operation: str, _: int, local: Any, __: int, remote: Any, notif_msg: bytes) -> int:
+        self.read.append((list(local), list(remote)))
+        return 1
+
+    def transfer(self, handle: int) -> None:
+        """It never ends."""
+
+
+def shaking_hands() -> tuple[Any, Any, Any]:
+    """A pull worker of vLLM whose handshake with `engine` is done, its connector, and a pull that waited for that."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import RemoteMeta, ReqMeta
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+
+    worker: Any = object.__new__(NixlPullConnectorWorker)
+    info = SimpleNamespace(
+        remote_tp_size=1, remote_dcp_size=1, remote_block_size=16, remote_physical_blocks_per_logical=1
+    )
+    topology = SimpleNamespace(get_engine_info=lambda _: info, tp_ratio=lambda _: 1, block_size_ratio=lambda _: 1)
+    parts = {
+        "nixl_wrapper": Agent(), "transfer_topo": topology, "use_mla": False, "dcp_size": 1, "num_regions": 1,
+        "_physical_blocks_per_logical_kv_block": 1, "_bidirectional_kv_xfer_enabled": False, "_mixed_mem_types": False,
+        "tp_mappings": {
+            "engine": SimpleNamespace(all_source_ranks=(0,), source_ranks_per_group=[{0}], local_consumers=1)
+        },
+        "region_group_ids": [0], "dst_region_group_ids": {"engine": [0]}, "src_xfer_handles_by_block_size": {16: 1},
+        "dst_xfer_side_handles": {"engine": {0: 2}}, "dst_num_blocks": {"engine": 99, None: 99}, "engine_id": None,
+        "dst_region_num_blocks": {}, "dst_uses_region_group_mapping": {"engine": False},
+        "_uses_region_group_mapping": False, "_has_mamba": False,
+        "kv_cache_config": SimpleNamespace(transfer_groups=["attention"]),
+        "_invalid_remote_engines": set(), "_remote_agents": {"engine": {(0, 0): "agent"}}, "_engine_last_active": {},
+        "_recving_metadata": {}, "_recving_transfers": {}, "_pending_recv_notifs": {}, "_recv_failures": set(),
+        "_compute_desc_ids": lambda block_ids, **_: [each for group in block_ids for each in group],
+    }  # fmt: skip
+    vars(worker).update(parts)
+    pull = ReqMeta(([7, 8],), ([7, 8],), 1, remote=RemoteMeta(([3, 4],), "host", 1, "engine", "its"), awaiting_kvs=True)
+    worker._recving_metadata["r"] = pull
+    return worker, SimpleNamespace(connector_worker=worker), pull
+
+
+def test_a_pull_that_was_given_up_during_its_handshake_reads_nothing_and_ends_its_lease() -> None:
+    worker, _, pull = shaking_hands()
+    worker._read_blocks_for_req("r", pull)
+    assert worker.nixl_wrapper.read == [([7, 8], [3, 4])], "the control"
+    assert worker._recving_transfers == {"r": [1]}
+
+    worker, connector, pull = shaking_hands()
+    assert vllm_private.give_up_pull(connector, "r") == []
+    worker._read_blocks_for_req("r", pull)
+    assert (worker.nixl_wrapper.read, worker._recving_transfers) == ([], {})
+    assert worker.nixl_wrapper.told == [("agent", b"its:1")]
+
+
 @pytest.mark.parametrize(
     ("is_running", "computed", "in_flight"), [(True, 81, 81), (True, 79, 0), (False, 80, 0)], ids=str
 )

@@ -1,7 +1,6 @@
 """No module but `kv_transfer.vllm_private` touches a private member of vLLM, except those of its list `OVERRIDDEN`."""
 
 import ast
-import queue
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -100,14 +99,18 @@ class Worker:
     """Of vLLM's pull worker, what a pull that is given up leaves behind."""
 
     def __init__(self) -> None:
-        self._recving_metadata = {"begun": "metadata", "handshaking": "metadata", "other": "metadata"}
+        self.metas = {name: pull_meta() for name in ("begun", "handshaking", "other")}
+        self._recving_metadata = dict(self.metas)
         self._recving_transfers = {"begun": [1, 2], "other": [3]}
         self._pending_recv_notifs: dict[str, list[str]] = {"begun": []}
         self._recv_failures: set[str] = {"begun"}
-        self._ready_requests: queue.Queue[tuple[str, str]] = queue.Queue()
 
 
-def test_a_pull_that_is_given_up_leaves_nothing_but_its_handles_and_never_begins() -> None:
+def pull_meta() -> SimpleNamespace:
+    return SimpleNamespace(local_block_ids=([7, 8],), local_physical_block_ids=([7, 8],), awaiting_kvs=True)
+
+
+def test_a_pull_that_is_given_up_leaves_nothing_but_its_handles_and_has_no_blocks_to_read_into() -> None:
     worker = Worker()
     connector = SimpleNamespace(connector_worker=worker)
     assert vllm_private.give_up_pull(connector, "begun") == [1, 2]
@@ -118,10 +121,6 @@ def test_a_pull_that_is_given_up_leaves_nothing_but_its_handles_and_never_begins
         {},
         set(),
     )
-    # Its handshake ends afterwards.
-    for name in ("handshaking", "other"):
-        worker._ready_requests.put((name, "metadata"))
-    vllm_private.drop_pulls_given_up(connector)
-    assert [worker._ready_requests.get_nowait() for _ in range(worker._ready_requests.qsize())] == [
-        ("other", "metadata")
-    ]
+    # Which the handshake's thread may queue at any time.
+    voided = SimpleNamespace(local_block_ids=(), local_physical_block_ids=(), awaiting_kvs=False)
+    assert worker.metas == {"begun": voided, "handshaking": voided, "other": pull_meta()}
