@@ -119,12 +119,12 @@ def quarantined_blocks(engine: Any) -> int:
     return len(quarantine) if quarantine is not None else 0
 
 
-def blocks_held_by_copies(scheduler: Any) -> int:
-    """Device blocks that only copies to or from host memory refer to."""
+def blocks_held_by_transfers(scheduler: Any) -> int:
+    """Device blocks that only copies to or from host memory refer to, or pulls that were given up."""
     host_tier = getattr(scheduler.connector, "host_tier", None)
-    if host_tier is None:
-        return 0
-    references = Counter(block.block_id for block in host_tier.held_blocks())
+    quarantine = getattr(scheduler.connector, "quarantine", None)
+    held = [] if host_tier is None else host_tier.held_blocks()
+    references = Counter(block.block_id for block in [*held, *(quarantine.blocks if quarantine else ())])
     blocks = pool_of(scheduler).blocks
     return sum(blocks[each].ref_cnt == count for each, count in references.items())
 

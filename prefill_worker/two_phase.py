@@ -252,9 +252,9 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
 
     def _capacity_blocks(self) -> int:
         """Blocks that contenders may hold between them: all but those of leases and loads, and those that copies in the
-        background alone hold."""
-        copied = vllm_private.blocks_held_by_copies(self)
-        return int(vllm_private.pool_of(self).num_gpu_blocks) - 1 - len(self._leased) - copied
+        background or overdue pulls alone hold."""
+        held = vllm_private.blocks_held_by_transfers(self)
+        return int(vllm_private.pool_of(self).num_gpu_blocks) - 1 - len(self._leased) - held
 
     def _blocks_of_leases(self) -> dict[str, list[Any]]:
         return {

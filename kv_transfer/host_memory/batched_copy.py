@@ -8,7 +8,7 @@ the driver where one side is a GPU. Rows that follow each other on both sides ar
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -94,7 +94,11 @@ def memmove_all(batch: Descriptors) -> None:
         return
     cuts = np.linspace(0, len(batch.sizes), _THREADS + 1).astype(int)
     parts = [slice(begin, end) for begin, end in pairwise(cuts)]
-    list(_movers().map(lambda part: _move(batch.part(part)), parts))
+    moving = [_movers().submit(_move, batch.part(part)) for part in parts]
+    # Of none that has failed are the others still under way.
+    wait(moving)
+    for each in moving:
+        each.result()
 
 
 def _move(batch: Descriptors) -> None:

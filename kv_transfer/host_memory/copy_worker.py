@@ -98,5 +98,8 @@ class CopyWorker:
             yield
             return
         with torch.cuda.stream(self._stream):
-            yield
-            self._stream.synchronize()
+            try:
+                yield
+            finally:
+                # One that fails half-way still copies what it has enqueued, and its blocks are given away next.
+                self._stream.synchronize()

@@ -86,9 +86,9 @@ class HostTier:
         self._failed: dict[str, int] = {}
         # Requests that load nothing any more.
         self._computing: set[str] = set()
-        # Scheduled by the step before, and how much of each request has been offered.
+        # Scheduled by the step before, and the last block of each request that has been offered.
         self._scheduled: list[Request] = []
-        self._offered_blocks: dict[str, int] = {}
+        self._offered: dict[str, Any] = {}
         self._offers: OrderedDict[str, Sequence[Any]] = OrderedDict()
         self._prefilled = False
         self._running: dict[int, _Running] = {}
@@ -187,7 +187,7 @@ class HostTier:
     def forget(self, request_id: str) -> None:
         self._hits.pop(request_id, None)
         self._loaded.pop(request_id, None)
-        self._offered_blocks.pop(request_id, None)
+        self._offered.pop(request_id, None)
         self._computing.discard(request_id)
 
     # For steps.
@@ -244,8 +244,12 @@ class HostTier:
         if not isinstance(plan, CopyOut):
             self._arriving.difference_update(plan.hashes[plan.first :])
         self.tiers.counters.timed += len(plan.slots) * (not running.failed)
-        if isinstance(plan, CopyOut):
-            (self.tiers.copy_failed if running.failed else self.tiers.copied_out)(plan)
+        if isinstance(plan, CopyOut) and running.failed:
+            self.tiers.copy_failed(plan)
+            # The same would be tried without an end: it is offered again by whoever asks for it again.
+            self._offers.clear()
+        elif isinstance(plan, CopyOut):
+            self.tiers.copied_out(plan)
         elif isinstance(plan, Load):
             self._end_load(plan, failed=running.failed)
         elif running.failed:
@@ -278,10 +282,11 @@ class HostTier:
         """Of what the last steps have computed, what is worth it, as far as the budget goes."""
         for request in self._scheduled:
             computed = min(request.num_computed_tokens // self._block_size, len(request.block_hashes))
-            if computed == self._offered_blocks.get(request.request_id):
+            # Of one that was preempted meanwhile, what it had computed is offered still.
+            if not computed or request.block_hashes[computed - 1] == self._offered.get(request.request_id):
                 continue
             if not request.is_finished():
-                self._offered_blocks[request.request_id] = computed
+                self._offered[request.request_id] = request.block_hashes[computed - 1]
             self._offers[request.request_id] = request.block_hashes[:computed]
             self._offers.move_to_end(request.request_id)
         while len(self._offers) > _MOST_OFFERS:

@@ -1,5 +1,6 @@
 """Host memory of the tiers and the thread that copies, without an engine: bytes, failures, sizes that cannot be had."""
 
+import asyncio
 import threading
 from collections import Counter
 from types import SimpleNamespace
@@ -16,8 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from cluster_core.errors import StartError
 from kv_transfer import vllm_private
-from kv_transfer.host_memory import host_swap
-from kv_transfer.host_memory.batched_copy import Rows, descriptors, driver_copies_all
+from kv_transfer.host_memory import batched_copy, host_swap
+from kv_transfer.host_memory.batched_copy import Descriptors, Rows, descriptors, driver_copies_all
 from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport, CopyWorker
 from kv_transfer.host_memory.host_pool import HostPool
 from kv_transfer.host_memory.swap_ledger import SwapCopies
@@ -95,6 +96,41 @@ async def test_a_copy_that_takes_long_is_not_waited_for() -> None:
     may_end.set()
     assert (await reported(worker, 1)).ended == {1: 1}
     worker.close()
+
+
+async def test_a_copy_on_a_gpu_that_fails_half_way_is_reported_once_the_rest_has_landed() -> None:
+    seen: list[str] = []
+
+    class Fails(HostPool):
+        def carry_out(self, copies: SwapCopies) -> None:
+            seen.append("enqueued")
+            raise RuntimeError("out of descriptors")
+
+    worker = CopyWorker(Fails(device_tensors(), SLOTS))
+    # No GPU is there whose stream it could be.
+    worker._stream = cast(Any, SimpleNamespace(synchronize=lambda: seen.append("landed")))
+    await asyncio.to_thread(worker._thread.submit(worker._carry_out, out(1, (0, 0)), None).exception)
+    assert seen == ["enqueued", "landed"]
+    worker.close()
+
+
+def test_a_large_copy_fails_once_none_of_its_parts_is_under_way() -> None:
+    others = threading.Event()
+    moved: list[int] = []
+
+    def move(batch: Descriptors) -> None:
+        if 0 in batch.sources:
+            raise ValueError("the first part")
+        others.wait(10)
+        moved.extend(batch.sources.tolist())
+
+    batch = Descriptors(np.arange(8), np.arange(8), np.full(8, 64 << 10))
+    # What moves memory cannot fail otherwise.
+    with mock.patch.object(batched_copy, "_move", move):
+        threading.Timer(0.05, others.set).start()
+        with pytest.raises(ValueError, match="the first part"):
+            batched_copy.memmove_all(batch)
+    assert moved and len(moved) >= 8 - 8 // 2 and others.is_set()
 
 
 @pytest.mark.parametrize("gap", [0, 32], ids=["dense", "rows apart"])

@@ -286,14 +286,21 @@ def test_the_scheduler_asks_the_connector_whether_to_go_on_and_hands_it_the_work
     assert "num_external_cached_tokens" in inspect.getsource(Scheduler.schedule)
 
 
-def test_blocks_that_copies_alone_hold_are_counted_once_each() -> None:
-    blocks = [SimpleNamespace(block_id=number, ref_cnt=count) for number, count in enumerate((0, 1, 2, 2))]
-    # The second is held by a copy alone, the third by two of them, the last by a copy and a request.
+def test_blocks_that_transfers_alone_hold_are_counted_once_each() -> None:
+    blocks = [SimpleNamespace(block_id=number, ref_cnt=count) for number, count in enumerate((0, 1, 2, 2, 1, 2, 2))]
+    # The second is held by a copy alone, the third by two of them, the fourth by a copy and a request.
     held = [blocks[1], blocks[2], blocks[2], blocks[3]]
+    # The fifth by an overdue pull, the sixth by one and a request, the last by one and a copy.
+    overdue = [blocks[4], blocks[5], blocks[6]]
     scheduler = SimpleNamespace(
-        connector=SimpleNamespace(host_tier=SimpleNamespace(held_blocks=lambda: held)),
+        connector=SimpleNamespace(
+            host_tier=SimpleNamespace(held_blocks=lambda: [*held, blocks[6]]),
+            quarantine=SimpleNamespace(blocks=overdue),
+        ),
         kv_cache_manager=SimpleNamespace(block_pool=SimpleNamespace(blocks=blocks)),
     )
-    assert vllm_private.blocks_held_by_copies(scheduler) == 2
+    assert vllm_private.blocks_held_by_transfers(scheduler) == 4
     scheduler.connector.host_tier = None
-    assert vllm_private.blocks_held_by_copies(scheduler) == 0
+    assert vllm_private.blocks_held_by_transfers(scheduler) == 1
+    scheduler.connector.quarantine = None
+    assert vllm_private.blocks_held_by_transfers(scheduler) == 0
