@@ -25,7 +25,9 @@ IMITATED_NAME = "imitated-"
 Port = Annotated[int, Field(ge=0, le=65_535)]
 # An address of IPv6 may have the brackets that it needs before a port.
 Host = Annotated[str, AfterValidator(lambda host: host.strip("[]"))]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
+# Also of `router.request_timeout_s`: no service lets a request take longer.
+MOST_SECONDS = 86_400
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9._/-]{1,64}")
 ADAPTER_NAME_RULE = "a name has 1 to 64 letters, digits, dots, dashes, underscores or slashes"

@@ -17,6 +17,7 @@ from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
+from cluster_configs.schema import MOST_SECONDS
 from control_plane.gateway.refusals import as_vllm_error
 from control_plane.gateway.sampling import wire_sampling
 
@@ -82,6 +83,8 @@ class Answer:
         assert request.sampling_params is not None and request.prompt_token_ids is not None
         return self._client.stream(
             token_prompt(request.prompt_token_ids),
+            # How long it may take the router says.
+            timeout_s=MOST_SECONDS,
             request_id=request.request_id[-_LONGEST_NAME:],
             cache_salt=request.cache_salt or "",
             priority=request.priority,

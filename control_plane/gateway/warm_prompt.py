@@ -6,11 +6,12 @@
 
 Both stand for a client where a request is answered, by `CLIENT`. What was told is held against the tokens of
 the request itself: where it is no beginning of them, or the sampling is another, the session is cancelled and the
-request goes its usual way, to the same tokens. The prefix cache still has the blocks that were computed.
+request goes its usual way, to the same tokens. The prefix cache still has the blocks that were computed. So it goes
+where the session is old: a router counts the time of a request from its opening.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from rachis.errors import InvalidInputError
 from rachis.session import RefusedError
 from rachis.v1 import generation_pb2 as generation
 
+from cluster_core.clock import monotonic_s
+
 Piece = generation.CompletionDelta | generation.Completion
 
 # Who answers instead of the routers' client, by its `stream`: set by whoever asks, for its own task.
@@ -28,12 +31,14 @@ CLIENT: ContextVar[Any] = ContextVar("client", default=None)
 
 # How long a router may take to take in what it is told; nothing depends on it.
 _TELL_TIMEOUT_S = 5.0
+# A session that has been open for longer answers nothing: most of a request's time is left to each answer.
+_OLDEST_S = 120.0
 # At the end of what is told, tokens that the text behind them may still change.
 UNSURE_TOKENS = 4
 _ENDED = (RachisError, RefusedError, asyncio.InvalidStateError, TimeoutError)
 # What opens a session that only computes, since how much may be generated is known with the whole prompt only.
 _COMPUTES: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1}
-_KEPT_WISHES = ("model", "cache_salt", "priority")
+_KEPT_WISHES = ("model", "cache_salt", "priority", "timeout_s")
 
 
 class Sessions(Protocol):
@@ -46,7 +51,7 @@ class Sessions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks of a router. wishes: sampling, salt and priority, by the names of the client."""
+    """What a request asks of a router. wishes: sampling, salt, priority and timeout, by the names of the client."""
 
     token_ids: tuple[int, ...]
     wishes: dict[str, Any] = field(default_factory=dict)
@@ -76,11 +81,13 @@ class Outcomes:
 class WarmPrompt:
     """Of one connection, used by one task at a time. told: the tokens that an open session has."""
 
-    def __init__(self, client: Sessions, outcomes: Outcomes) -> None:
+    def __init__(self, client: Sessions, outcomes: Outcomes, now_s: Callable[[], float] = monotonic_s) -> None:
         self._client = client
         self._outcomes = outcomes
+        self._now_s = now_s
         self._session: AsyncSession | None = None
         self._opened_with: dict[str, Any] = {}
+        self._opened_s = 0.0
         self.told: tuple[int, ...] = ()
 
     async def tell(self, first: Asked, second: Asked, *, is_limited: bool) -> None:
@@ -144,6 +151,7 @@ class WarmPrompt:
             if not prefix:
                 return
             session = self._client.session(list(prefix), mode="append", **wishes)
+            self._opened_s = self._now_s()
             await session.__aenter__()
             self._outcomes.opened += 1
             self._session, self._opened_with = session, wishes
@@ -155,7 +163,8 @@ class WarmPrompt:
 
     def _is_of(self, asked: Asked) -> bool:
         begins_so = asked.token_ids[: len(self.told)] == self.told
-        return self._is_open() and begins_so and asked.wishes == self._opened_with
+        is_old = self._now_s() - self._opened_s > _OLDEST_S
+        return self._is_open() and not is_old and begins_so and asked.wishes == self._opened_with
 
     async def _give_up(self) -> None:
         if self._session is not None:

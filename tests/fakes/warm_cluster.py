@@ -14,6 +14,9 @@ from control_plane.gateway.conversation import Event
 from control_plane.gateway.kept_responses import Item
 from control_plane.gateway.warm_prompt import CLIENT, Piece
 
+# Of a request, as a router would be told.
+LONGEST_S = 5000.0
+
 
 def rendered(items: Sequence[Item]) -> list[int]:
     turns = "".join(f"<{item.get('role', item['type'])}>{_text(item)}</>" for item in items)
@@ -48,6 +51,7 @@ class Renderer:
         response_id = f"resp_{self.asked}"
         yield Event(f'{{"type": "response.created", "id": "{response_id}"}}', response_id)
         wishes = {"max_tokens": fields.get("max_output_tokens", 4096 - len(tokens)), "temperature": 0.0}
+        wishes["timeout_s"] = LONGEST_S
         prompt = generation.PromptInput(token_ids=generation.TokenIds(ids=tokens))
         text = ""
         try:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import grpc
 import pytest
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from rachis import AsyncClient
 from rachis.errors import typed
 from rachis.v1 import generation_pb2 as generation
@@ -23,6 +24,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 
+from cluster_configs.schema import MOST_SECONDS, RouterSection
 from cluster_core.errors import InvalidInputError, OverloadedError, RachisError, StartError
 from cluster_wire import calls
 from control_plane.gateway import front, gateway, router_core
@@ -157,13 +159,15 @@ def test_a_schema_goes_on_the_wire_as_text() -> None:
 
 
 class Router:
-    """A client whose stream is these pieces, and then an error or nothing."""
+    """A client whose stream is these pieces, and then an error or nothing. wishes: what was asked for."""
 
     def __init__(self, *pieces: Any, error: Exception | None = None) -> None:
         self._pieces = pieces
         self._error = error
+        self.wishes: dict[str, object] = {}
 
     async def stream(self, prompt: object, **wishes: object) -> AsyncIterator[Any]:
+        self.wishes = wishes
         for piece in self._pieces:
             yield piece
         if self._error is not None:
@@ -220,6 +224,16 @@ async def test_an_answer_ends_for_the_reason_that_vllm_would_have_given(
     assert (second.new_token_ids, second.finish_reason, second.stop_reason) == ([last], *told)
     assert [each.finish_reason for each in more] == ([FinishReason.STOP] if told[0] is None else [])
     assert (cached, failures) == ([32], [])
+
+
+async def test_how_long_an_answer_may_take_the_router_says() -> None:
+    router = Router(piece(3, ends=True), COMPLETION)
+    await answered(router)
+    assert router.wishes["timeout_s"] == MOST_SECONDS
+    longest = RouterSection(request_timeout_s=MOST_SECONDS).request_timeout_s
+    assert longest == MOST_SECONDS
+    with pytest.raises(ValidationError):
+        RouterSection(request_timeout_s=MOST_SECONDS + 1)
 
 
 @pytest.mark.parametrize("pieces", [(), (piece(5),), (piece(5), piece(7, ends=True))])

@@ -15,7 +15,7 @@ from control_plane.gateway.stored_record import Record
 from control_plane.gateway.stored_responses import StoreAwayError
 from control_plane.gateway.warm_prompt import Outcomes, WarmPrompt
 from tests.examples import seeds
-from tests.fakes.warm_cluster import Cluster, Renderer, answer_to, rendered
+from tests.fakes.warm_cluster import LONGEST_S, Cluster, Renderer, answer_to, rendered
 
 LIMITED: dict[str, Any] = {"max_output_tokens": 9}
 
@@ -45,7 +45,8 @@ class Play:
         self.outcomes = Outcomes()
         self.renderer = Renderer(self.cluster)
         self.memory = KeptResponses(max_responses, 1 << 20)
-        prompt = WarmPrompt(self.cluster, self.outcomes)
+        self.now_s = 0.0
+        prompt = WarmPrompt(self.cluster, self.outcomes, lambda: self.now_s)
         self.talk = Conversation(self.renderer, prompt, self.memory, store, None)
 
     async def ask(self, event: Any) -> list[dict[str, Any]]:
@@ -131,10 +132,25 @@ async def test_openais_own_verb_goes_on_in_the_session_as_well(play: Play) -> No
 async def test_without_a_limit_the_session_computes_and_the_request_goes_its_usual_way(play: Play) -> None:
     await play.prepare("a long beginning")
     (session,) = play.cluster.open
-    assert session.wishes["max_tokens"] == 1
+    assert (session.wishes["max_tokens"], session.wishes["timeout_s"]) == (1, LONGEST_S)
     text, _ = await play.finish(" and end")
     assert text == answer("a long beginning and end")
     assert (play.cluster.answered_plainly, play.outcomes) == (1, Outcomes(opened=1, cancelled=1))
+
+
+@pytest.mark.parametrize(("age_s", "answered"), [(119.0, Outcomes(1, 1)), (121.0, Outcomes(1, 0, cancelled=1))])
+async def test_a_session_that_is_old_leaves_the_answer_to_the_usual_way(
+    play: Play, age_s: float, answered: Outcomes
+) -> None:
+    """A router counts a request's time from the opening: the answer would be cut off after it has begun."""
+    await play.prepare("one two three", **LIMITED)
+    (session,) = play.cluster.open
+    assert session.wishes["timeout_s"] == LONGEST_S
+    play.now_s = age_s
+    await play.append(" four")
+    assert (await play.finish(" five"))[0] == answer("one two three four five")
+    assert play.outcomes == answered
+    assert play.cluster.answered_plainly == 1 - answered.answered
 
 
 async def test_an_update_keeps_the_session_where_it_begins_alike_and_opens_another_where_not(play: Play) -> None:
