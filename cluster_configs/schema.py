@@ -451,7 +451,12 @@ class WebSocketSection(Section):
     """`/v1/responses` as a WebSocket; the limits are those of one gateway process and of each of its connections."""
 
     max_connections: int = Field(1024, ge=1, le=100_000, description="One more is answered with 429.")
-    max_frame_mib: float = Field(16.0, gt=0, le=256, description="Of one event of a client.")
+    max_frame_mib: float = Field(
+        16.0,
+        gt=0,
+        le=256,
+        description="Of one event of a client, of a conversation that it goes on with, and of a body over HTTP.",
+    )
     max_responses: int = Field(64, ge=1, le=10_000, description="Kept by a connection to go on from; the oldest go.")
     max_kept_mib: float = Field(16.0, gt=0, le=1024, description="Of these, as JSON; the latest is kept in any case.")
     idle_timeout_s: Seconds = Field(600.0, description="A connection without an event for so long is ended.")

@@ -72,6 +72,12 @@ def not_found(response_id: str) -> SocketError:
     return SocketError(sentence, code="previous_response_not_found", param="previous_response_id")
 
 
+def too_large(size: int, most: int) -> SocketError:
+    """Of a conversation, in bytes of JSON."""
+    sentence = f"The conversation would have {size} bytes as JSON, and {most} at most are taken."
+    return SocketError(sentence, code="conversation_too_large", param="input")
+
+
 def store_away(param: str) -> SocketError:
     return SocketError(STORE_AWAY, code="server_overloaded", param=param, status=503, headers={"Retry-After": "1"})
 

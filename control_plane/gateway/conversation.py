@@ -22,6 +22,7 @@ from control_plane.gateway.client_events import (
     has_open_message,
     not_found,
     store_away,
+    too_large,
     with_text,
 )
 from control_plane.gateway.kept_responses import Item, KeptResponse, KeptResponses, kept
@@ -86,16 +87,23 @@ class Store(Protocol):
 
 class Conversation:
     """store: of responses that outlive the connection, where there is one. connection: the WebSocket, whose headers
-    vLLM reads."""
+    vLLM reads. max_bytes: of a whole conversation as JSON, in however many events it comes."""
 
     def __init__(
-        self, responses: Responses, prompt: WarmPrompt, memory: KeptResponses, store: Store | None, connection: Any
+        self,
+        responses: Responses,
+        prompt: WarmPrompt,
+        memory: KeptResponses,
+        store: Store | None,
+        connection: Any,
+        max_bytes: int,
     ) -> None:
         self._responses = responses
         self._prompt = prompt
         self._memory = memory
         self._store = store
         self._connection = connection
+        self._max_bytes = max_bytes
         self._open: OpenResponse | None = None
 
     async def frames(self, event: ClientEvent) -> AsyncGenerator[str, None]:
@@ -136,6 +144,7 @@ class Conversation:
     async def _generate(
         self, fields: Mapping[str, Any], items: tuple[Item, ...], previous: str | None
     ) -> AsyncGenerator[str, None]:
+        self._bounded("", items)
         # Of this task, which ends with the response.
         CLIENT.set(self._prompt)
         has_begun = False
@@ -155,18 +164,20 @@ class Conversation:
 
     async def _prepare(self, event: Create, before: tuple[Item, ...]) -> AsyncGenerator[str, None]:
         opened = OpenResponse("", event.fields, before, event.items, event.previous_response_id)
+        whole = self._bounded("", opened.whole)
         first, *others = await self._tell(opened)
         self._open = replace(opened, response_id=first.response_id)
-        self._memory.add(kept(first.response_id, opened.whole))
+        self._memory.add(replace(whole, response_id=first.response_id))
         for each in (first, *others, self._responses.prepared(first)):
             yield each.frame
 
     async def _change(self, event: Append | Update) -> str:
         opened = self._opened()
         changed = _appended(opened, event) if isinstance(event, Append) else replace(opened, items=event.items)
+        whole = self._bounded(changed.response_id, changed.whole)
         await self._tell(changed)
         self._open = changed
-        self._memory.add(kept(changed.response_id, changed.whole))
+        self._memory.add(whole)
         said = {
             "type": "response.appended" if isinstance(event, Append) else "response.updated",
             "response_id": changed.response_id,
@@ -195,6 +206,13 @@ class Conversation:
                 raise
         assert preview.asked is not None, "a response is asked of a router"
         return preview.asked, events
+
+    def _bounded(self, response_id: str, items: tuple[Item, ...]) -> KeptResponse:
+        """Raises SocketError: vLLM cuts off what is too long for the model where a request says so."""
+        whole = kept(response_id, items)
+        if whole.size_bytes > self._max_bytes:
+            raise too_large(whole.size_bytes, self._max_bytes)
+        return whole
 
     def _opened(self) -> OpenResponse:
         if self._open is None:

@@ -6,6 +6,7 @@ which starts the middleware stack: what is added after it would be refused.
 """
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,11 +31,13 @@ from vllm.entrypoints.serve.middleware.register import init_entrypoints_middlewa
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from control_plane.gateway.bounded_body import BoundedBody
 from control_plane.gateway.failed_streams import EndedMessages, EndedResponses
 from control_plane.gateway.late_status import LateStatus
 from control_plane.gateway.refusals import AccessRefused, RouterRefused, as_vllm_error, headers_of
 from control_plane.gateway.router_core import TASKS, RouterCore, RouterEngine
 from control_plane.gateway.shown_certificate import CertificateProtocol
+from control_plane.intake.validation import MAX_CHOICES
 
 SUPPORTED_VLLM = "0.32.0"
 # Of the HTTP server, called by `serve_http` as on the command line.
@@ -63,6 +66,8 @@ def make_engine(args: argparse.Namespace, core: RouterCore) -> RouterEngine:
     # Of weights that are not here.
     model_config.quantization = None
     envs.VLLM_CPU_KVCACHE_SPACE = 0
+    # Each choice is a request to a router. vLLM's own sentence names this, so it may be told otherwise.
+    os.environ.setdefault("VLLM_MAX_N_SEQUENCES", str(MAX_CHOICES))
     config = VllmConfig(
         model_config=model_config,
         logging_config=engine_args.create_logging_config(),
@@ -71,8 +76,10 @@ def make_engine(args: argparse.Namespace, core: RouterCore) -> RouterEngine:
     return RouterEngine(config, core, log_stats=not args.disable_log_stats, log_requests=args.enable_log_requests)
 
 
-async def make_app(args: argparse.Namespace, engine: RouterEngine, callers: Callable[[Any], Any] | None) -> FastAPI:
-    """callers: middleware that finds out who asks, before anything else is done."""
+async def make_app(
+    args: argparse.Namespace, engine: RouterEngine, callers: Callable[[Any], Any] | None, max_body_bytes: int
+) -> FastAPI:
+    """callers: middleware that finds out who asks, before anything else is done. max_body_bytes: of a request."""
     app = FastAPI(lifespan=lifespan)
     app.state.args = args
     app.root_path = args.root_path
@@ -84,6 +91,7 @@ async def make_app(args: argparse.Namespace, engine: RouterEngine, callers: Call
         app.exception_handler(kind)(refused)
     app.add_middleware(LateStatus, answer=refusal)
     init_entrypoints_middleware(args, app, TASKS)
+    app.add_middleware(BoundedBody, max_bytes=max_body_bytes)
     if callers is not None:
         app.add_middleware(callers)
     await init_app_state(engine, app.state, args, TASKS)

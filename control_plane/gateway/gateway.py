@@ -120,7 +120,8 @@ async def run(
         try:
             engine = front.make_engine(args, RouterCore(client))
             callers = _callers(secret, security, args, client) if secret is not None else None
-            app = await front.make_app(args, engine, callers)
+            # A request is as large as it may be over a WebSocket.
+            app = await front.make_app(args, engine, callers, max_bytes(section.websocket))
             on_adapters = partial(front.serve_adapters, app)
             await adapters.look(client, on_adapters)
             following = asyncio.create_task(adapters.follow(client, on_adapters))

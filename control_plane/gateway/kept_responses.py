@@ -26,11 +26,12 @@ class KeptResponse:
 def kept(response_id: str, before: Sequence[Item], output: Sequence[Item] = ()) -> KeptResponse:
     """before: the whole input. output: the items of a response as its JSON has them."""
     items = (*before, *(_as_input(item) for item in output if _says_anything(item)))
-    return KeptResponse(response_id, items, len(json.dumps(items, separators=(",", ":"))))
+    text = json.dumps(items, ensure_ascii=False, separators=(",", ":"))
+    return KeptResponse(response_id, items, len(text.encode(errors="surrogatepass")))
 
 
 class KeptResponses:
-    """Of one connection. The latest stays whatever its size: it has come in frames that are bounded."""
+    """Of one connection. The latest stays whatever its size: its conversation is bounded by itself."""
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self._max_responses = max_responses

@@ -14,11 +14,10 @@ from typing import Any, Protocol
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cluster_configs.schema import WebSocketSection
+from control_plane.gateway.bounded_peer import SEND_TIMEOUT_S
 from control_plane.gateway.client_events import ClientEvent, Create, Finish, SocketError, parsed
 
 _MIB = 1 << 20
-# A client that takes nothing for so long is gone.
-_SEND_TIMEOUT_S = 60.0
 # By the WebSocket protocol's registry.
 _NORMAL = 1000
 
@@ -124,7 +123,7 @@ class ResponsesSocket:
     async def _send(self, frame: str) -> None:
         """Raises WebSocketDisconnect where nobody takes it."""
         try:
-            async with asyncio.timeout(_SEND_TIMEOUT_S):
+            async with asyncio.timeout(SEND_TIMEOUT_S):
                 await self._socket.send_text(frame)
         except TimeoutError:
             raise WebSocketDisconnect(_NORMAL, "its client takes nothing") from None
@@ -132,7 +131,7 @@ class ResponsesSocket:
     async def _end(self, sentence: str, code: str) -> None:
         try:
             await self._send(SocketError(sentence, code=code).frame())
-            async with asyncio.timeout(_SEND_TIMEOUT_S):
+            async with asyncio.timeout(SEND_TIMEOUT_S):
                 await self._socket.close(_NORMAL, code)
         except (WebSocketDisconnect, TimeoutError):
             # Who is gone needs not be told.

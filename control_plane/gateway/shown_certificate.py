@@ -7,13 +7,13 @@ the request that opened it. TLS has verified it by then (`--ssl-ca-certs`).
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from control_plane.gateway.bounded_peer import BoundedPeerProtocol
 
 _STATE, _CERTIFICATE = "state", "rachis.client_certificate"
 
 
-class CertificateProtocol(HttpToolsProtocol):
-    """What uvicorn takes by itself (`--http auto`), and this beside it."""
+class CertificateProtocol(BoundedPeerProtocol):
+    """The server's protocol, and this beside it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)

@@ -15,7 +15,7 @@ from control_plane.gateway.callers import CALLER, Caller, client_of
 from control_plane.gateway.client_events import ClientEvent, SocketError
 from control_plane.gateway.conversation import Conversation, Responses, Store
 from control_plane.gateway.kept_responses import KeptResponses
-from control_plane.gateway.responses_socket import ResponsesSocket, Talk
+from control_plane.gateway.responses_socket import ResponsesSocket, Talk, max_bytes
 from control_plane.gateway.warm_prompt import Outcomes, Sessions, WarmPrompt
 
 PATH = "/v1/responses"
@@ -70,7 +70,8 @@ class SocketEndpoint:
         try:
             memory = KeptResponses(self._section.max_responses, int(self._section.max_kept_mib * _MIB))
             prompt = WarmPrompt(client_of(CALLER.get(), self._client), self.sessions)
-            talk = Conversation(self._responses, prompt, memory, self._store, socket)
+            most = max_bytes(self._section)
+            talk = Conversation(self._responses, prompt, memory, self._store, socket, most)
             caller = CALLER.get()
             asked = talk if caller is None else TalkOfCaller(talk, caller)
             await ResponsesSocket(socket, asked, self._section).run()

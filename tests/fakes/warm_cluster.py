@@ -39,13 +39,15 @@ class Renderer:
     def __init__(self, client: Any, max_tokens: int = 4096) -> None:
         self._client = client
         self._max_tokens = max_tokens
+        # As vLLM with `truncation: auto`.
+        self.cuts_off = False
         self.asked = 0
 
     async def events(
         self, fields: Mapping[str, Any], items: Sequence[Item], previous_response_id: str | None, connection: Any
     ) -> AsyncIterator[Event]:
         tokens = rendered(items)
-        if len(tokens) > self._max_tokens:
+        if len(tokens) > self._max_tokens and not self.cuts_off:
             raise SocketError("is too long", code="invalid_value", param="input")
         self.asked += 1
         response_id = f"resp_{self.asked}"

@@ -1,4 +1,4 @@
-"""Streams that fail, through vLLM's routes over a cluster in this process: with their own status, or ended in order."""
+"""What is refused or fails, through vLLM's routes over a cluster in this process: with its own status, or in order."""
 
 import asyncio
 import json
@@ -22,6 +22,7 @@ from control_plane.gateway import front, gateway
 from control_plane.gateway.router_core import RouterCore
 from control_plane.gateway.stored_http import StoringResponses
 from control_plane.gateway.stored_record import Record
+from control_plane.intake.validation import MAX_CHOICES
 from tests.fakes.cluster import DECODE, MODEL, PREFILL, Cluster, Worker, running_cluster, until
 
 pytestmark = pytest.mark.integration
@@ -36,6 +37,7 @@ SAYS_TEXT = {
 }
 WEIGHTS = Path(builtin_model.__file__).parent / "weights"
 LOST = "no decode worker was ready for 0.2 s"
+MOST_BYTES = 10_000
 
 
 class Store:
@@ -107,7 +109,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
             model = api.ServedModel(name="fake", tokenizer=str(path), max_model_len=MODEL.max_model_len)
             args = front.parsed(gateway.front_arguments(model, "127.0.0.1", 0))
             engine = front.make_engine(args, RouterCore(client))
-            app = await front.make_app(args, engine, None)
+            app = await front.make_app(args, engine, None, MOST_BYTES)
             # As `serve` has it; vLLM would stop it with its engine.
             app.state.server = None
             heard = Heard(app)
@@ -221,6 +223,28 @@ async def test_a_request_that_engines_die_of_is_refused_with_the_routers_sentenc
     answers = [await served.ask("/v1/responses", **asked, stream=streams) for streams in (True, False)]
     assert [answer.status_code for answer in answers] == [500, 500]
     assert all(answer.json()["error"]["message"].startswith("2 engines died") for answer in answers)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_body_that_is_too_large_is_413(served: Gateway, path: str) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b"x" * 4_000
+
+    headers = {"content-type": "application/json"}
+    for body in (b"x" * (MOST_BYTES + 1), pieces()):
+        answer = await served.http.post(path, content=body, headers=headers)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (413, 413)
+        assert error["message"] == "The request's body has more than 10000 bytes, which is the limit."
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_more_choices_than_a_request_may_have_are_refused(served: Gateway, path: str) -> None:
+    asked = {**CHAT, "prompt": "a", "temperature": 1, "n": MAX_CHOICES + 1}
+    answer = await served.http.post(path, json=asked)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("n must be at most 16, got 17.")
 
 
 # In the midst.

@@ -40,14 +40,14 @@ class Store:
 class Play:
     """One connection to a cluster of stand-ins."""
 
-    def __init__(self, store: Store | None = None, max_responses: int = 8) -> None:
+    def __init__(self, store: Store | None = None, max_responses: int = 8, max_bytes: int = 1 << 20) -> None:
         self.cluster = Cluster()
         self.outcomes = Outcomes()
         self.renderer = Renderer(self.cluster)
         self.memory = KeptResponses(max_responses, 1 << 20)
         self.now_s = 0.0
         prompt = WarmPrompt(self.cluster, self.outcomes, lambda: self.now_s)
-        self.talk = Conversation(self.renderer, prompt, self.memory, store, None)
+        self.talk = Conversation(self.renderer, prompt, self.memory, store, None, max_bytes)
 
     async def ask(self, event: Any) -> list[dict[str, Any]]:
         return [json.loads(frame) async for frame in self.talk.frames(event)]
@@ -199,6 +199,24 @@ async def test_a_change_that_is_refused_changes_nothing(play: Play) -> None:
     with pytest.raises(SocketError, match="too long"):
         await play.append("x" * 5000)
     assert (await play.finish(" two"))[0] == answer("one two")
+
+
+async def test_an_input_that_comes_in_many_pieces_is_as_large_as_one_event_may_be() -> None:
+    play = Play(max_bytes=600)
+    play.renderer.cuts_off = True
+    await play.prepare("x" * 300, **LIMITED)
+    with pytest.raises(SocketError, match=r"would have 6\d\d bytes as JSON, and 600 at most") as refused:
+        for _ in range(10):
+            await play.append("é" * 50)
+    assert (refused.value.code, refused.value.param) == ("conversation_too_large", "input")
+    with pytest.raises(SocketError, match="at most"):
+        await play.finish("x" * 300)
+    _, name = await play.finish()
+    for again in (play.create, play.prepare):
+        with pytest.raises(SocketError, match="at most"):
+            await again("x" * 300, name)
+    await play.create("x" * 300)
+    await play.talk.close()
 
 
 async def test_a_stored_response_is_found_by_another_connection(play: Play) -> None:
