@@ -26,7 +26,7 @@ from control_plane.gateway.client_events import (
     with_text,
 )
 from control_plane.gateway.kept_responses import Item, KeptResponse, KeptResponses, kept
-from control_plane.gateway.stored_record import Record, is_wanted
+from control_plane.gateway.stored_record import Record
 from control_plane.gateway.stored_responses import StoreAwayError
 from control_plane.gateway.warm_prompt import CLIENT, Asked, Preview, WarmPrompt
 
@@ -35,12 +35,14 @@ _CONTINUATIONS = ("x", "\n")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """frame: its JSON. response_id: of events with the response as it is then. output: of the one that completes it."""
+    """frame: its JSON. response_id: of events with the response as it is then. output: of the one that completes it.
+    is_stored: whether the request wants its response to be."""
 
     frame: str
     response_id: str = ""
     output: tuple[Item, ...] = ()
     is_completion: bool = False
+    is_stored: bool = True
 
 
 class Responses(Protocol):
@@ -156,7 +158,7 @@ class Conversation:
                     has_begun = True
                     if event.is_completion:
                         self._open = None
-                        await self._keep_generated(kept(event.response_id, items, event.output), event, fields)
+                        await self._keep_generated(kept(event.response_id, items, event.output), event)
                     yield event.frame
         finally:
             if has_begun:
@@ -222,9 +224,9 @@ class Conversation:
             )  # fmt: skip
         return self._open
 
-    async def _keep_generated(self, response: KeptResponse, event: Event, fields: Mapping[str, Any]) -> None:
+    async def _keep_generated(self, response: KeptResponse, event: Event) -> None:
         self._memory.add(response)
-        if self._store is not None and is_wanted(fields):
+        if self._store is not None and event.is_stored:
             said = json.loads(event.frame)["response"]
             await self._store.store(Record(response.response_id, response.items, said))
 

@@ -18,9 +18,17 @@ from starlette.routing import Route
 from control_plane.gateway.client_events import STORE_AWAY, items_of
 from control_plane.gateway.kept_responses import Item, kept
 from control_plane.gateway.refusals import RouterRefused
-from control_plane.gateway.stored_record import Record, is_wanted
+from control_plane.gateway.stored_record import Record
 from control_plane.gateway.stored_responses import StoreAwayError, StoredResponses
-from control_plane.gateway.vllm_responses import ends, is_refusal, missing, request_of
+from control_plane.gateway.vllm_responses import (
+    ends,
+    is_refusal,
+    missing,
+    names_itself,
+    refused_name,
+    request_of,
+    wants_to_be_stored,
+)
 
 _PATH = "/v1/responses/{response_id}"
 _RETRY_AFTER_MS = 1000
@@ -36,6 +44,9 @@ class StoringResponses:
     async def create_responses(self, request: Any, raw_request: Request) -> Any:
         # What FastAPI has parsed is no more as it came: vLLM's checks put objects of their own into it.
         fields = json.loads(await raw_request.body())
+        is_stored = wants_to_be_stored(request)
+        if is_stored and names_itself(request):
+            return refused_name()
         previous, before = request.previous_response_id, tuple[Item, ...]()
         if previous is not None:
             found = await _asked(self._store.find(previous))
@@ -48,7 +59,6 @@ class StoringResponses:
         made = await self._serving.create_responses(request, raw_request)
         if is_refusal(made):
             return made
-        is_stored = is_wanted(fields)
         if hasattr(made, "output"):
             made.previous_response_id = previous
             if is_stored:

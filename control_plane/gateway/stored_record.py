@@ -45,8 +45,3 @@ def read(response_id: str, value: bytes) -> Record | None:
     if not isinstance(whole, dict) or whole.get("version") != _VERSION:
         return None
     return Record(response_id, tuple(whole["items"]), whole["response"], whole.get("tenant", ""))
-
-
-def is_wanted(fields: Any) -> bool:
-    """Whether a request asks for its response to be stored: it does unless it says otherwise."""
-    return fields.get("store") is not False

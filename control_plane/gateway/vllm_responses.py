@@ -55,6 +55,7 @@ class VllmResponses:
         self, fields: Mapping[str, Any], items: Sequence[Item], previous_response_id: str | None, connection: Any
     ) -> AsyncIterator[Event]:
         request = _checked(fields, items)
+        is_stored = wants_to_be_stored(request)
         try:
             made = await self._serving.create_responses(request, connection)
             if isinstance(made, ErrorResponse):
@@ -64,7 +65,7 @@ class VllmResponses:
                 async for event in events:
                     if isinstance(event, _OF_A_RESPONSE):
                         event.response.previous_response_id = previous_response_id
-                    yield _event(event)
+                    yield _event(event, is_stored=is_stored)
         except SocketError:
             raise
         except Exception as error:
@@ -77,18 +78,33 @@ class VllmResponses:
         return _event(ResponseCompletedEvent(type="response.completed", sequence_number=2, response=response))
 
 
-def _event(event: Any) -> Event:
+def _event(event: Any, *, is_stored: bool = True) -> Event:
     frame = event.model_dump_json(indent=None, by_alias=True)
     if not isinstance(event, _OF_A_RESPONSE):
         return Event(frame)
     response: ResponsesResponse = event.response
     output = tuple(item.model_dump(mode="json", by_alias=True, exclude_none=True) for item in response.output)
-    return Event(frame, response.id, output, isinstance(event, ResponseCompletedEvent))
+    return Event(frame, response.id, output, isinstance(event, ResponseCompletedEvent), is_stored)
 
 
 def request_of(fields: Mapping[str, Any], items: Sequence[Item]) -> ResponsesRequest:
     """Raises ValidationError and what vLLM's own checks raise."""
     return ResponsesRequest.model_validate({**fields, "input": [dict(item) for item in items]})
+
+
+def wants_to_be_stored(request: ResponsesRequest) -> bool:
+    """It does unless it says otherwise, in whatever form a boolean may have. vLLM clears this when it begins."""
+    return request.store is not False
+
+
+def names_itself(request: ResponsesRequest) -> bool:
+    """Whether its client has chosen the id of the response."""
+    return "request_id" in request.model_fields_set
+
+
+def refused_name() -> ErrorResponse:
+    sentence = "request_id is not supported for a response that is stored: the id is the service's to give. "
+    return create_error_response(f'{sentence}Say "store": false, or leave it out.', param="request_id")
 
 
 def missing(response_id: str, param: str) -> ErrorResponse:

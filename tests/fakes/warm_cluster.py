@@ -62,9 +62,10 @@ class Renderer:
                     text += bytes(piece.token_ids).decode()
         except Exception as error:
             raise SocketError(str(error), code="server_error", status=500) from error
+        is_stored = fields.get("store") is not False
         output = ({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]},)
         frame = json.dumps({"type": "response.completed", "response": {"id": response_id, "text": text}})
-        yield Event(frame, response_id, output, is_completion=True)
+        yield Event(frame, response_id, output, is_completion=True, is_stored=is_stored)
 
     def prepared(self, created: Event) -> Event:
         frame = json.dumps({"type": "response.completed", "response": {"id": created.response_id, "text": ""}})

@@ -14,6 +14,7 @@ from control_plane.gateway.refusals import RouterRefused
 from control_plane.gateway.stored_http import StoredRoutes, StoringResponses
 from control_plane.gateway.stored_record import Record
 from control_plane.gateway.stored_responses import StoreAwayError
+from control_plane.gateway.vllm_responses import VllmResponses
 
 pytestmark = pytest.mark.integration
 
@@ -53,6 +54,8 @@ class Serving:
 
     async def create_responses(self, request: ResponsesRequest, raw_request: Any) -> Any:
         self.asked.append(request)
+        # As vLLM does before it begins: what stores is not its own.
+        request.store = False
         response = ResponsesResponse(
             id=request.request_id, model="m", output=cast(Any, [ANSWER]), parallel_tool_calls=True, temperature=0,
             tool_choice="none", tools=[], top_p=1, background=False, max_output_tokens=1, service_tier="auto",
@@ -97,9 +100,37 @@ async def test_what_came_before_is_put_into_the_input(is_streamed: bool) -> None
     assert texts == ["k1=", "blue", "k2="]
 
 
-async def test_a_response_that_is_not_to_be_stored_is_not() -> None:
+@pytest.mark.parametrize("no", [False, "false", 0, "off"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_response_that_is_not_to_be_stored_is_not(no: Any, is_streamed: bool) -> None:
     store = Store()
-    await asked(StoringResponses(Serving(), cast(Any, store)), input="k1=", store=False)
+    storing = StoringResponses(Serving(), cast(Any, store))
+    await asked(storing, input="k1=", store=no, stream=is_streamed)
+    assert store.records == {}
+    kept = await asked(storing, input="k1=", store=None)
+    await asked(storing, input="k1=", store=no, previous_response_id=kept.id)
+    assert list(store.records) == [kept.id]
+
+
+@pytest.mark.parametrize(
+    ("store", "is_stored"), [(False, False), ("false", False), (0, False), (None, True), ("true", True)]
+)
+async def test_over_a_websocket_it_is_not_either(store: Any, is_stored: bool) -> None:
+    fields = {"model": "m", "store": store}
+    items: Any = [{"type": "message", "role": "user", "content": "k1="}]
+    responses = VllmResponses(cast(Any, Serving()))
+    (completed,) = [event async for event in responses.events(fields, items, None, None)]
+    assert (completed.is_completion, completed.is_stored) == (True, is_stored)
+
+
+async def test_a_response_that_is_stored_has_no_name_of_its_clients() -> None:
+    """Another one of that name would not be stored, and nobody would be told."""
+    store = Store()
+    storing = StoringResponses(Serving(), cast(Any, store))
+    refused = await asked(storing, input="k1=", request_id="resp_mine")
+    assert (refused.error.code, refused.error.param) == (400, "request_id")
+    assert "the id is the service's to give" in refused.error.message
+    assert (await asked(storing, input="k1=", request_id="resp_mine", store=False)).id == "resp_mine"
     assert store.records == {}
 
 

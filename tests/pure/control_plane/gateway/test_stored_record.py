@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.gateway.stored_record import Record, is_response_id, is_wanted, read, written
+from control_plane.gateway.stored_record import Record, is_response_id, read, written
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner, max_size=3), max_leaves=9
@@ -41,9 +41,3 @@ def test_another_version_is_none(value: bytes) -> None:
 )
 def test_ids(given_id: str, is_one: bool) -> None:
     assert is_response_id(given_id) is is_one
-
-
-def test_a_response_is_stored_unless_its_request_says_otherwise() -> None:
-    assert [is_wanted(fields) for fields in ({}, {"store": None}, {"store": True}, {"store": False})] == [
-        True, True, True, False,
-    ]  # fmt: skip
