@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 from rachis import AsyncClient, RachisError
-from rachis.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
+from rachis.errors import DeadlineError, PermissionDeniedError, UnauthenticatedError, UnavailableError
 from rachis.metadata_channel import NO_KEY, Metadata, key_metadata
 from rachis.v1 import router_pb2 as api
 from starlette.websockets import WebSocket
@@ -24,7 +24,8 @@ from control_plane.access.key_digests import KeyDigests
 from control_plane.access.roles import Identity, Need, Role, need_of_route
 from control_plane.gateway.shown_certificate import shown_certificate
 
-_ASK_TIMEOUT_S = 5.0
+# As long as a request waits for a router, or for another one, where no key is asked for.
+_ASK_TIMEOUT_S = 60.0
 _REMEMBERED_S = 2.0
 _MOST_REMEMBERED = 4096
 _MOST_KEY_CHARACTERS = 4096
@@ -151,7 +152,11 @@ class Identities:
 
     async def _asked(self, client: AsyncClient) -> Identity:
         """Raises RachisError."""
-        response: api.GetIdentityResponse = await client.identity(_ASK_TIMEOUT_S)
+        try:
+            response: api.GetIdentityResponse = await client.identity(_ASK_TIMEOUT_S)
+        except DeadlineError:
+            # Nothing of the request has begun.
+            raise UnavailableError.local("no router has said in time whose the key is") from None
         if response.is_open and not self._may_be_open:
             raise UnavailableError.local("the router has no keys, and this gateway does not answer everybody")
         roles = frozenset(Role(role) for role in response.roles)

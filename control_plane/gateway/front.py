@@ -8,12 +8,13 @@ which starts the middleware stack: what is added after it would be refused.
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from rachis import RachisError
 from rachis.v1 import router_pb2 as api
+from starlette.middleware.cors import CORSMiddleware
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -94,6 +95,10 @@ async def make_app(
     app.add_middleware(BoundedBody, max_bytes=max_body_bytes)
     if callers is not None:
         app.add_middleware(callers)
+        # A page that may ask may also read why it is refused.
+        cors = next(each for each in app.user_middleware if cast(Any, each.cls) is CORSMiddleware)
+        app.user_middleware.remove(cors)
+        app.user_middleware.insert(0, cors)
     await init_app_state(engine, app.state, args, TASKS)
     app.state.openai_serving_responses = EndedResponses(app.state.openai_serving_responses)
     app.state.anthropic_serving_messages = EndedMessages(app.state.anthropic_serving_messages, answer=refusal)

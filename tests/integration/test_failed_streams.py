@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
+from fastapi.responses import JSONResponse
 from rachis import AsyncClient
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import worker_pb2 as wire
@@ -37,6 +38,7 @@ SAYS_TEXT = {
 }
 WEIGHTS = Path(builtin_model.__file__).parent / "weights"
 LOST = "no decode worker was ready for 0.2 s"
+PAGE = "https://page.example"
 MOST_BYTES = 10_000
 
 
@@ -51,6 +53,17 @@ class Store:
 
     async def find(self, response_id: str) -> Record | None:
         return self.records.get(response_id)
+
+
+class Doorkeeper:
+    """In place of the middleware that finds out who asks."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        is_known = scope["type"] != "http" or (b"authorization", b"nobody") not in scope["headers"]
+        await (self._app if is_known else JSONResponse({}, status_code=401))(scope, receive, send)
 
 
 class Heard:
@@ -107,9 +120,9 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
         async with AsyncClient(cluster.router.address) as client:
             path = with_letters(tmp_path_factory.mktemp("tokenizer"))
             model = api.ServedModel(name="fake", tokenizer=str(path), max_model_len=MODEL.max_model_len)
-            args = front.parsed(gateway.front_arguments(model, "127.0.0.1", 0))
+            args = front.parsed([*gateway.front_arguments(model, "127.0.0.1", 0), "--allowed-origins", f'["{PAGE}"]'])
             engine = front.make_engine(args, RouterCore(client))
-            app = await front.make_app(args, engine, None, MOST_BYTES)
+            app = await front.make_app(args, engine, Doorkeeper, MOST_BYTES)
             # As `serve` has it; vLLM would stop it with its engine.
             app.state.server = None
             heard = Heard(app)
@@ -245,6 +258,14 @@ async def test_more_choices_than_a_request_may_have_are_refused(served: Gateway,
     answer = await served.http.post(path, json=asked)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("n must be at most 16, got 17.")
+
+
+async def test_a_page_that_may_ask_can_read_why_it_is_refused(served: Gateway) -> None:
+    headers = {"origin": PAGE, "authorization": "nobody"}
+    refused = await served.http.get("/v1/models", headers=headers)
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)
+    other = await served.http.get("/v1/models", headers={**headers, "origin": "https://other.example"})
+    assert (other.status_code, "access-control-allow-origin" in other.headers) == (401, False)
 
 
 # In the midst.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.responses import JSONResponse
 from rachis import RachisError
-from rachis.errors import UnauthenticatedError, UnavailableError
+from rachis.errors import DeadlineError, UnauthenticatedError, UnavailableError
 from rachis.v1 import router_pb2 as api
 
 from control_plane.gateway.callers import CALLER, Callers, Identities, tenant
@@ -18,10 +18,11 @@ GOOD = "rk-good"
 
 
 class Router:
-    """In place of a client of the routers. answers: by key; what is none is refused. asked: the keys."""
+    """In place of a client of the routers. good: its keys; others are refused. asked: the keys, waited_s: how long."""
 
     def __init__(self, *, is_open: bool = False) -> None:
         self.asked: list[str] = []
+        self.waited_s: list[float] = []
         self.fault: RachisError | None = None
         self.good = {GOOD}
         self._is_open = is_open
@@ -35,6 +36,7 @@ class Router:
 
     async def identity(self, timeout_s: float) -> api.GetIdentityResponse:
         self.asked.append(self.key)
+        self.waited_s.append(timeout_s)
         if self.fault is not None:
             raise self.fault
         if not self._is_open and self.key not in self.good:
@@ -199,6 +201,15 @@ async def test_a_router_that_is_away_is_asked_again_at_once() -> None:
         # What is not remembered is taken out when the loop comes to it.
         await asyncio.sleep(0)
     assert len(router.asked) == 2
+
+
+async def test_a_router_that_says_nothing_is_waited_for_as_by_a_request_and_is_then_not_there() -> None:
+    router, identities = Router(), Identities(may_be_open=False)
+    router.fault = DeadlineError.local("in time")
+    client: Any = router
+    with pytest.raises(UnavailableError, match="no router has said in time whose the key is"):
+        await identities.of(GOOD, client)
+    assert router.waited_s == [60.0]
 
 
 async def test_that_a_key_is_wrong_is_remembered() -> None:
