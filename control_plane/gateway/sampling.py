@@ -56,6 +56,9 @@ def wire_sampling(params: SamplingParams) -> dict[str, Any]:
     fields = {name: getattr(params, name) for name in _SAME} | tops
     # vLLM's -1 is the wire's 0: all of them.
     fields["top_k"] = max(0, params.top_k)
+    if not params.skip_special_tokens:
+        # An engine looks for them in text without special tokens. The front finds them, and ends the request then.
+        fields["stop"] = None
     if params.seed is not None:
         # What torch makes of a negative one.
         fields["seed"] = params.seed % (1 << 64)

@@ -268,6 +268,19 @@ async def test_a_page_that_may_ask_can_read_why_it_is_refused(served: Gateway) -
     assert (other.status_code, "access-control-allow-origin" in other.headers) == (401, False)
 
 
+@pytest.mark.parametrize("skips", [False, True])
+async def test_stop_strings_end_an_answer_with_and_without_special_tokens(served: Gateway, skips: bool) -> None:
+    whole = (await served.ask("/v1/chat/completions", stream=False)).json()["choices"][0]["message"]["content"]
+    stop = whole[10:13]
+    asked: dict[str, Any] = {"stream": False, "stop": [stop], "skip_special_tokens": skips}
+    served.asked -= 1
+    choice = (await served.ask("/v1/chat/completions", **asked)).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == (
+        whole[: whole.index(stop)], "stop", stop,
+    )  # fmt: skip
+    assert [len(job.sampling.stop) for job in served.decode.engine.jobs][-1] == skips
+
+
 # In the midst.
 
 

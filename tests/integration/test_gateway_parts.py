@@ -113,6 +113,12 @@ def test_every_parameter_of_vllm_is_said_refused_or_the_fronts_own() -> None:
     assert public - known == set()
 
 
+def test_stop_strings_in_text_with_special_tokens_are_the_fronts_to_find() -> None:
+    """An engine's text has none of these, and another place where the strings stand."""
+    assert wire_sampling(SamplingParams(stop=["x"]))["stop"] == ["x"]
+    assert "stop" not in wire_sampling(SamplingParams(stop=["x"], skip_special_tokens=False))
+
+
 def test_defaults_ask_for_nothing_that_the_wire_cannot_say() -> None:
     assert wire_sampling(SamplingParams(max_tokens=3, top_k=-1)) | {"max_tokens": 3, "top_k": 0} == wire_sampling(
         SamplingParams(max_tokens=3)
