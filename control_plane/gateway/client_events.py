@@ -259,5 +259,9 @@ def _wrong_type(name: str, wanted: str, value: Any) -> SocketError:
 
 
 def _shown(value: Any) -> str:
-    shown = json.dumps(value)
+    try:
+        shown = json.dumps(value)
+    except RecursionError:
+        # What could just be read cannot always be written.
+        return "nested too deeply"
     return shown if len(shown) <= 40 else f"{shown[:40]}..."

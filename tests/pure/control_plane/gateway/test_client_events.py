@@ -100,6 +100,14 @@ def test_a_mistake_names_its_field(frame: str | bytes, code: str, param: str) ->
     }  # fmt: skip
 
 
+def test_what_is_nested_as_deeply_as_can_be_read_is_refused_in_order() -> None:
+    """Reading takes a frame of the stack less than showing."""
+    for kind in ('{"type": "response.create", "input": "x", "generate": %s}', '{"type": %s}'):
+        for depth in range(800, 1000):
+            with pytest.raises(SocketError):
+                parsed(kind % ("[" * depth + "]" * depth), LIMIT)
+
+
 def test_a_limit_stands_in_the_sentence() -> None:
     with pytest.raises(SocketError, match="has 10 bytes, and 9 at most"):
         parsed("0123456789", 9)
