@@ -20,6 +20,7 @@ from pydantic import Field, PrivateAttr, SecretStr
 
 from rachis.client import DEFAULT_TIMEOUT_S, Generated
 from rachis.errors import InvalidInputError
+from rachis.requests import wished
 from rachis.retrieval import answer_from
 from rachis.shared_client import SharedClient
 from rachis.v1 import generation_pb2 as generation
@@ -107,7 +108,7 @@ class ChatRachis(BaseChatModel):
 
     def _wishes(self, stop: list[str] | None, given: Mapping[str, Any]) -> dict[str, Any]:
         own = {"temperature": self.temperature, "max_tokens": self.max_tokens, "stop": stop}
-        return {key: value for key, value in (self.sampling | own | dict(given)).items() if value is not None}
+        return wished(self.sampling, own, given)
 
 
 class SessionAnswer(RunnableSerializable[str, str]):

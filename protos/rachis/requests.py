@@ -38,6 +38,13 @@ def sampling_of(given: Mapping[str, Any]) -> generation.SamplingParams:
     return filled(generation.SamplingParams(), given, "sampling.")
 
 
+def wished(sampling: Mapping[str, Any], own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What an object of a framework asks for. own: its fields, over its `sampling`; one that is None says nothing.
+    given: of one call, over all; what is None there is not asked for."""
+    said = {name: value for name, value in own.items() if value is not None}
+    return {name: value for name, value in {**sampling, **said, **given}.items() if value is not None}
+
+
 def answers_of(n: int) -> int:
     """How many are asked for. Raises InvalidInputError."""
     if not isinstance(n, int) or n < 1:

@@ -73,6 +73,8 @@ def check_a_chain_is_a_chain(address: str, _http: str) -> None:
     stopped = ChatRachis(address=address, temperature=0.0, max_tokens=30).invoke(FACTS, stop=[";"])
     assert ";" not in stopped.content
     assert stopped.response_metadata["finish_reason"] == "stop"
+    general = ChatRachis(address=address, sampling={"stop": ";", "temperature": 0.0, "max_tokens": 30}).invoke(FACTS)
+    assert (general.content, general.response_metadata["finish_reason"]) == (stopped.content, "stop")
 
 
 def check_what_cannot_be_said_is_refused_by_its_field(address: str, _http: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from rachis.errors import InvalidInputError
 from rachis.prompts import piece_of, prompt_of
-from rachis.requests import answers_of, filled, sampling_of, seconds_of
+from rachis.requests import answers_of, filled, sampling_of, seconds_of, wished
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
@@ -24,6 +24,18 @@ def test_a_part_may_be_its_message_and_a_map_a_dict() -> None:
     given = {"structured_outputs": generation.StructuredOutputs(choice=["a"]), "logit_bias": {3: 0.5}}
     sampling = sampling_of(given)
     assert list(sampling.structured_outputs.choice) == ["a"] and dict(sampling.logit_bias) == {3: 0.5}
+
+
+def test_a_field_that_nobody_has_set_leaves_what_sampling_says() -> None:
+    sampling = {"stop": ["END"], "temperature": 0.0, "max_tokens": 5}
+    own = {"temperature": None, "max_tokens": None, "stop": None}
+    assert wished(sampling, own, {}) == sampling
+    assert wished(sampling, own | {"max_tokens": 7}, {"temperature": 1.0}) == {
+        **sampling,
+        "max_tokens": 7,
+        "temperature": 1.0,
+    }
+    assert wished(sampling, {"max_tokens": 7}, {"max_tokens": None}) == {"stop": ["END"], "temperature": 0.0}
 
 
 @pytest.mark.parametrize(
