@@ -6,6 +6,7 @@ with Client("127.0.0.1:7421") as client:
 
 from rachis.client import DEFAULT_TIMEOUT_S, AsyncClient, Generated
 from rachis.errors import (
+    ClosedError,
     DeadlineError,
     FailedError,
     InvalidInputError,
@@ -18,7 +19,6 @@ from rachis.errors import (
     UnavailableError,
     WithdrawnError,
 )
-from rachis.loop_thread import ClosedError
 from rachis.lost_routers import Received
 from rachis.prompts import Prompt, chat_prompt, text_prompt, token_prompt
 from rachis.session import AsyncSession, RefusedError, stream_documents

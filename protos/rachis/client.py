@@ -18,9 +18,10 @@ from typing import Any, Literal, Self
 import grpc
 
 from rachis import routers, tls
+from rachis.client_channel import ClientChannel
 from rachis.errors import InvalidInputError, OverloadedError, RachisError, UnavailableError, typed
 from rachis.lost_routers import LostRouters, Received
-from rachis.metadata_channel import Metadata, MetadataChannel, key_metadata
+from rachis.metadata_channel import Metadata, key_metadata
 from rachis.outbox import KeptBytes
 from rachis.prompts import Prompt, prompt_of
 from rachis.requests import answers_of, filled, sampling_of, seconds_of
@@ -71,7 +72,8 @@ class AsyncClient:
     where their address has another. api_key: of a service that has keys; without one it is that of the variable
     RACHIS_API_KEY, if that is set. max_retries: how often an answer that was refused before it began is asked for
     again, when the service says that this may help, as far as the client's budget goes (`RetryBudget`); `retries`
-    counts them. Raises InvalidInputError.
+    counts them. Raises InvalidInputError, and ClosedError where one was open before a fork, as each call does then and
+    once the client is closed.
     """
 
     def __init__(
@@ -93,12 +95,12 @@ class AsyncClient:
             credentials = tls.credentials_of(os.environ)
             server_name = server_name or os.environ.get(tls.SERVER_NAME_VARIABLE, "")
         self._channel = routers.channel(address, credentials, server_name)
-        self._health = self._channel.unary_unary(_HEALTH_CHECK, None, None)
+        self._health = ClientChannel(self._channel, ()).unary_unary(_HEALTH_CHECK, None, None)
         self._make_stubs(key_metadata(os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key))
 
     def _make_stubs(self, metadata: Metadata) -> None:
         self._metadata = tuple(metadata)
-        channel: Any = MetadataChannel(self._channel, metadata) if metadata else self._channel
+        channel: Any = ClientChannel(self._channel, metadata)
         self._router = router_pb2_grpc.RouterServiceStub(channel)
         self.admin: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(channel)
 

@@ -12,6 +12,15 @@ import grpc
 from rachis.conventions import FIELD, RETRY_AFTER
 
 _Code = grpc.StatusCode
+# Why a client is as good as closed.
+FORKED = "a client does not outlive a fork: make the first one in the child"
+
+
+class ClosedError(RuntimeError):
+    """The client is closed, or was while its answer was waited for; or it is from before a fork."""
+
+    def __init__(self, why: str = "the client is closed") -> None:
+        super().__init__(why)
 
 
 class RachisError(grpc.aio.AioRpcError):

@@ -9,17 +9,12 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
+from rachis.errors import FORKED, ClosedError
+
 T = TypeVar("T")
 _END = object()
 # What goes on for longer though it was cancelled is left behind.
 _END_S = 10.0
-
-
-class ClosedError(RuntimeError):
-    """The client is closed, or was while its answer was waited for."""
-
-    def __init__(self) -> None:
-        super().__init__("the client is closed")
 
 
 class LoopThread:
@@ -31,8 +26,12 @@ class LoopThread:
         weakref.finalize(self, self._running.end)
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises; ClosedError where the loop ends meanwhile, or has. Interrupted, for example by
-        Ctrl-C, it cancels the coroutine."""
+        """What it returns or raises; ClosedError where the loop ends meanwhile, or has, or is from before a fork.
+        Interrupted, for example by Ctrl-C, it cancels the coroutine. RuntimeError in the loop's own thread, which would
+        wait for itself."""
+        if self._running.is_here:
+            coroutine.close()
+            raise RuntimeError("the client's own thread cannot wait for it")
         future = self._running.give(coroutine)
         try:
             return future.result()
@@ -51,12 +50,16 @@ class LoopThread:
             while (item := self.wait(_next_of(items, turn))) is not _END:
                 yield cast("T", item)
         finally:
-            with suppress(ClosedError):
-                if self._running.is_here:
-                    # The collector has come to it in that thread, which cannot wait for itself.
-                    self._running.keep(_close(items, turn))
-                else:
-                    self.wait(_close(items, turn))
+            self.leave(_close(items, turn))
+
+    def leave(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Runs what ends something, and waits for it; where the loop is closed there is nothing to end. In the loop's
+        own thread, where the collector has come to it, nobody waits."""
+        if self._running.is_here:
+            self._running.keep(coroutine)
+            return
+        with suppress(ClosedError):
+            self.wait(coroutine)
 
     @property
     def closed(self) -> bool:
@@ -89,6 +92,9 @@ class _Running:
 
     def give(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Raises ClosedError."""
+        if self._is_forked:
+            coroutine.close()
+            raise ClosedError(FORKED)
         with self._lock:
             if self.is_ended:
                 coroutine.close()
@@ -107,10 +113,12 @@ class _Running:
     def end(self, last: Coroutine[Any, Any, Any] | None = None) -> None:
         """See `LoopThread.close`; it waits for `last`, not for the thread, and in that thread for nothing. One that was
         forked has no thread to end."""
+        if self._is_forked:
+            _given_up(last)
+            return
         with self._lock:
-            if self.is_ended or os.getpid() != self._process:
-                if last is not None:
-                    last.close()
+            if self.is_ended:
+                _given_up(last)
                 return
             self.is_ended = True
             future = asyncio.run_coroutine_threadsafe(self._stop(last), self._loop)
@@ -125,8 +133,18 @@ class _Running:
             self._loop.stop()
 
     def join(self) -> None:
-        if not self.is_here and os.getpid() == self._process:
+        if not self.is_here and not self._is_forked:
             self._thread.join()
+
+    @property
+    def _is_forked(self) -> bool:
+        """Its thread is in another process, and what held the lock there at the fork does not give it back here."""
+        return os.getpid() != self._process
+
+
+def _given_up(coroutine: Coroutine[Any, Any, Any] | None) -> None:
+    if coroutine is not None:
+        coroutine.close()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

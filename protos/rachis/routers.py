@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from rachis import conventions
+from rachis import client_channel, conventions
 from rachis.errors import InvalidInputError
 
 # Of one message, either way.
@@ -33,11 +33,16 @@ def channel_options() -> list[tuple[str, int | str]]:
 
 
 def channel(addresses: str, credentials: grpc.ChannelCredentials | None, server_name: str = "") -> grpc.aio.Channel:
-    """server_name: in the routers' certificate, where the address has another. Raises InvalidInputError."""
+    """server_name: in the routers' certificate, where the address has another.
+
+    Raises InvalidInputError, and ClosedError where one was left before a fork.
+    """
+    asked, options = target(addresses), channel_options()
     if credentials is None:
-        return grpc.aio.insecure_channel(target(addresses), channel_options())
-    named = [("grpc.ssl_target_name_override", server_name)] if server_name else []
-    return grpc.aio.secure_channel(target(addresses), credentials, [*channel_options(), *named])
+        return client_channel.made(lambda: grpc.aio.insecure_channel(asked, options))
+    if server_name:
+        options.append(("grpc.ssl_target_name_override", server_name))
+    return client_channel.made(lambda: grpc.aio.secure_channel(asked, credentials, options))
 
 
 def target(addresses: str) -> str:

@@ -1,8 +1,8 @@
 """The client for who has no event loop: the same calls, which wait.
 
 A thread runs the loop of an `AsyncClient`. A client may be used by several threads, a session by one at a time; neither
-outlives a fork. What is raised is the same (`rachis.errors`), and ClosedError by whatever a closed client is asked for,
-or waited for when another thread closed it.
+outlives a fork. What is raised is the same (`rachis.errors`), ClosedError by what is waited for when another thread
+closes the client, too.
 """
 
 from collections.abc import Generator, Iterable
@@ -33,7 +33,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._loop.wait(self._session.__aexit__(kind, error, traceback))
+        self._loop.leave(self._session.__aexit__(kind, error, traceback))
 
     def append(self, piece: Any) -> None:
         """As `AsyncSession.append`."""

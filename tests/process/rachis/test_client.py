@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from rachis import AsyncClient, Client, InvalidInputError, OverloadedError, RefusedError, UnavailableError
+from rachis import AsyncClient, Client, ClosedError, InvalidInputError, OverloadedError, RefusedError, UnavailableError
 
 from tests.fakes.answers import session_text, whole_text
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, running_cluster
@@ -161,6 +161,21 @@ async def test_an_answer_left_early_is_cancelled_and_the_client_goes_on() -> Non
                 # Closed with an answer that nobody reads any more.
 
         await asyncio.to_thread(use)
+
+
+async def test_whatever_a_closed_client_is_asked_for_says_so() -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        other = client.with_metadata([("traceparent", "x")])
+    asked: list[Any] = [
+        client.generate("x"),
+        other.generate("x"),
+        client.session("x").__aenter__(),
+        client.is_serving(1.0),
+        client.workers(),
+    ]
+    for each in asked:
+        with pytest.raises(ClosedError, match="the client is closed"):
+            await each
 
 
 async def test_several_threads_use_one_client(cluster: Cluster) -> None:

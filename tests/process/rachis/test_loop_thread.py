@@ -3,17 +3,23 @@
 import asyncio
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
-from rachis.loop_thread import ClosedError, LoopThread
+from rachis.errors import ClosedError
+from rachis.loop_thread import LoopThread
+from rachis.session import AsyncSession
+from rachis.sync import Session
 
 T = TypeVar("T")
+# Then a forked child that hangs is ended.
+_CHILD_S = 30
 
 
 class InterruptedLoop(LoopThread):
@@ -141,6 +147,65 @@ def test_who_closes_it_and_is_collected_in_its_thread_ends_it() -> None:
     assert sorted(closed) == [False, True]
 
 
+class Opened:
+    """Of an `AsyncSession`, what `Session` enters and leaves."""
+
+    def __init__(self) -> None:
+        self.left: list[type[BaseException] | None] = []
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self.left.append(kind)
+
+
+@pytest.mark.timeout(60)
+def test_a_session_that_is_collected_in_the_loops_thread_is_left_there() -> None:
+    """As a generator of a user's does that reads within `with client.session(...)`, left behind half read."""
+    loop, opened = LoopThread(), Opened()
+
+    def reads() -> Generator[int, None, None]:
+        with Session(loop, cast(AsyncSession, opened)):
+            yield 1
+
+    each = reads()
+    assert next(each) == 1
+    cycle: list[Any] = [each]
+    cycle.append(cycle)
+
+    async def collect() -> None:
+        gc.collect()
+
+    with collected_by_hand():
+        del each, cycle
+        loop.wait(collect())
+    loop.wait(asyncio.sleep(0))
+    loop.close()
+    assert opened.left == [GeneratorExit]
+
+
+def test_what_ends_a_sessions_block_is_raised_where_its_client_is_closed_too() -> None:
+    loop, opened = LoopThread(), Opened()
+    with pytest.raises(LookupError, match="no such page"), Session(loop, cast(AsyncSession, opened)):
+        loop.close()
+        raise LookupError("no such page")
+    assert opened.left == []
+
+
+@pytest.mark.timeout(60)
+def test_the_loops_own_thread_is_told_that_it_cannot_wait_for_itself() -> None:
+    loop = LoopThread()
+
+    async def waits() -> None:
+        loop.wait(asyncio.sleep(0))
+
+    with pytest.raises(RuntimeError, match="own thread cannot wait"):
+        loop.wait(waits())
+    assert loop.wait(asyncio.sleep(0, "it runs")) == "it runs"
+    loop.close()
+
+
 @contextmanager
 def collected_by_hand() -> Iterator[None]:
     gc.disable()
@@ -209,12 +274,65 @@ def test_one_that_nobody_has_any_more_ends_its_thread() -> None:
 @pytest.mark.timeout(60)
 def test_a_fork_leaves_the_loop_to_its_parent() -> None:
     loop = LoopThread()
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        # As another thread that gives the loop something has it, for a moment that no public event tells.
+        with loop._running._lock:
+            held.set()
+            forked.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
     child = os.fork()
     if not child:
-        # What it is to run before, nobody would run there.
-        loop.close(asyncio.sleep(0))
-        os._exit(3)
+        # Where it waits for ever.
+        signal.alarm(_CHILD_S)
+        try:
+            loop.wait(asyncio.sleep(0))
+        except ClosedError as error:
+            # What it is to run before, nobody would run there.
+            loop.close(asyncio.sleep(0))
+            os._exit(3 if "does not outlive a fork" in str(error) else 4)
+        os._exit(5)
+    forked.set()
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 3
+    holder.join()
     assert loop.wait(asyncio.sleep(0, "it runs")) == "it runs"
     loop.close()
+
+
+FORKED = """
+import os
+import signal
+from rachis import Client, ClosedError
+
+BEFORE
+child = os.fork()
+signal.alarm(30)
+if child:
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+for ask in (lambda: client.is_serving(0.1), lambda: Client("127.0.0.1:1").is_serving(0.1)):
+    try:
+        print(ask())
+    except (ClosedError, NameError) as error:
+        print(error)
+"""
+NO_CLIENT = "a client does not outlive a fork: make the first one in the child\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("", "name 'client' is not defined\nFalse\n"),
+        ("client = Client('127.0.0.1:1')", NO_CLIENT * 2),
+        ("client = Client('127.0.0.1:1'); client.close()", NO_CLIENT * 2),
+    ],
+)
+def test_in_a_fork_of_who_had_a_client_there_is_none(before: str, said: str) -> None:
+    """gRPC would wait there for ever."""
+    script = FORKED.replace("BEFORE", before)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
