@@ -14,6 +14,8 @@ from cluster_core.errors import InvalidInputError
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 _STATUS_OK = 200
+# What writes JSON goes one call deeper with each level, and is itself called from some depth.
+_MOST_LEVELS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,24 @@ def _request(line: str, where: str) -> BatchRequest:
 
 
 def _check_can_be_sent(value: object, where: str) -> None:
-    """Python reads more than JSON over HTTP may say: halves of surrogate pairs, NaN and infinity."""
+    """Python reads more than JSON over HTTP may say: halves of surrogate pairs, NaN and infinity; and deeper than it
+    writes."""
+    if _levels_beyond(value, _MOST_LEVELS):
+        raise InvalidInputError(f"is nested more than {_MOST_LEVELS} deep", field=where)
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeError:
         raise InvalidInputError("has half a surrogate pair, which is no Unicode", field=where) from None
     except ValueError:
         raise InvalidInputError("has a number that is not finite, which is no JSON", field=where) from None
+
+
+def _levels_beyond(value: object, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        within = [each for each in level if isinstance(each, dict | list)]
+        level = [inner for each in within for inner in (each.values() if isinstance(each, dict) else each)]
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def answered(lines: Iterable[bytes]) -> tuple[frozenset[str], int]:

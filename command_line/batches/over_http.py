@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 from rachis.client import KEY_VARIABLE
+from rachis.metadata_channel import key_metadata
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cluster_core.errors import ConfigError
@@ -26,11 +27,10 @@ async def answer(
 ) -> BatchFigures:
     """Writes an answer of each to the output file. whole_bytes: of that file, which the answers come behind.
 
-    Raises ConfigError for a URL that is none.
+    Raises ConfigError for a URL that is none, and the client's InvalidInputError for a key that is none.
     """
     connections = httpx.Limits(max_connections=limits.concurrency)
-    key = os.environ.get(KEY_VARIABLE)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = dict(key_metadata(os.environ.get(KEY_VARIABLE, "")))
     columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         output_file.open("ab") as output,

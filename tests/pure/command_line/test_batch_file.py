@@ -1,6 +1,7 @@
 """Files of a batch: what is taken in, what is refused by its line, and how an output that is there is gone on with."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ def test_requests_are_read_in_order_and_empty_lines_are_none() -> None:
         (line(body={"temperature": float("nan")}), "has a number that is not finite"),
         (line(body={"temperature": 1}).replace("1}", "1e999}"), "has a number that is not finite"),
         ("[" * 100_000, "is no JSON"),
+        (line(body={"x": 1}).replace("1}", "[" * 199 + "]" * 199 + "}"), "is nested more than 200 deep"),
         (line(extra=1), "has `extra`; known are body, custom_id, method, url"),
         (line(), "has the custom_id `a` again"),
     ],
@@ -48,6 +50,17 @@ def test_what_cannot_be_sent_is_refused_by_its_line(wrong: str, sentence: str) -
     with pytest.raises(InvalidInputError, match=sentence) as raised:
         read_requests([line(), "", wrong])
     assert raised.value.field == "line 3"
+
+
+def test_whatever_depth_a_line_has_it_is_sent_or_refused() -> None:
+    """What reads it goes a level deeper than what writes it."""
+    taken = []
+    for levels in (*range(190, 200), *range(850, 1000)):
+        body = '{"custom_id":"a","url":"/v1/completions","body":{"x":%s}}' % ("[" * levels + "]" * levels)
+        with suppress(InvalidInputError):
+            read_requests([body])
+            taken.append(levels)
+    assert taken == list(range(190, 199))
 
 
 def test_a_file_without_requests_is_refused() -> None:
