@@ -19,12 +19,12 @@ import grpc
 
 from rachis import routers, tls
 from rachis.client_channel import ClientChannel
-from rachis.errors import InvalidInputError, OverloadedError, RachisError, UnavailableError, typed
+from rachis.errors import OverloadedError, RachisError, UnavailableError, typed
 from rachis.lost_routers import LostRouters, Received
 from rachis.metadata_channel import Metadata, key_metadata
 from rachis.outbox import KeptBytes
 from rachis.prompts import Prompt, prompt_of
-from rachis.requests import answers_of, filled, sampling_of, seconds_of
+from rachis.requests import answers_of, filled, mode_of, of_one_answer, retries_of, sampling_of, seconds_of
 from rachis.retries import RetryBudget
 from rachis.session import AsyncSession
 from rachis.v1 import admin_pb2 as admin
@@ -42,7 +42,6 @@ Piece = generation.CompletionDelta | generation.Completion
 # these two bytes.
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 _SERVING = b"\x08\x01"
-_MODES = {"append": generation.SESSION_MODE_APPEND, "update": generation.SESSION_MODE_UPDATE}
 
 
 @dataclass(slots=True)
@@ -85,10 +84,8 @@ class AsyncClient:
         api_key: str | None = None,
         max_retries: int = 0,
     ) -> None:
-        if max_retries < 0:
-            raise InvalidInputError.local(f"is {max_retries}, and at least 0", field="max_retries")
         self.resumes = self.retries = 0
-        self._max_retries = max_retries
+        self._max_retries = retries_of(max_retries)
         self._budget = RetryBudget()
         self._kept = KeptBytes(routers.KEPT_BYTES)
         if credentials is None:
@@ -141,7 +138,8 @@ class AsyncClient:
         self, prompt: Prompt, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any
     ) -> AsyncGenerator[Piece, None]:
         """Deltas, then the completion. Closing it early cancels the request. wishes: as of `stream_choices`."""
-        async with aclosing(self.stream_choices(prompt, 1, timeout_s=timeout_s, **wishes)) as pieces:
+        choices = self.stream_choices(prompt, 1, timeout_s=timeout_s, **of_one_answer(wishes))
+        async with aclosing(choices) as pieces:
             async for _, piece in pieces:
                 yield piece
 
@@ -228,14 +226,14 @@ class AsyncClient:
 
     async def generate(self, prompt: Prompt, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any) -> Generated:
         """The whole completion at once. wishes: as of `stream_choices`."""
-        (generated,) = await self.generate_choices(prompt, 1, timeout_s=timeout_s, **wishes)
+        (generated,) = await self.generate_choices(prompt, 1, timeout_s=timeout_s, **of_one_answer(wishes))
         return generated
 
     async def generate_choices(
         self, prompt: Prompt, n: int, *, timeout_s: float = DEFAULT_TIMEOUT_S, **wishes: Any
     ) -> list[Generated]:
         """n whole completions at once. wishes: as of `stream_choices`."""
-        choices = [Generated() for _ in range(n)]
+        choices = [Generated() for _ in range(answers_of(n))]
         async for choice, piece in self.stream_choices(prompt, n, timeout_s=timeout_s, **wishes):
             if isinstance(piece, generation.Completion):
                 choices[choice].completion = piece
@@ -262,7 +260,9 @@ class AsyncClient:
         last one stays open, and the context goes into it. received: of an earlier session of the same input, whose
         answer this one goes on with; what is taken of it is added.
         """
-        opening = api.SessionOpen(mode=_MODES[mode], prefix=prompt_of(prefix, "prefix"), sampling=sampling_of(sampling))
+        opening = api.SessionOpen(
+            mode=mode_of(mode), prefix=prompt_of(prefix, "prefix"), sampling=sampling_of(sampling)
+        )
         filled(opening, {"model": model, "request_id": request_id, "cache_salt": cache_salt, "priority": priority})
         received = Received() if received is None else received
         most_s = seconds_of(timeout_s)

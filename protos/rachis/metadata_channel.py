@@ -45,6 +45,8 @@ def key_metadata(api_key: str) -> Sequence[tuple[str, str]]:
 
     Raises InvalidInputError for what cannot be a key.
     """
+    if not isinstance(api_key, str):
+        raise InvalidInputError.local("is no text", "api_key")
     api_key = api_key.strip()
     if len(api_key) > _MOST_CHARACTERS or not api_key.isascii() or not api_key.isprintable():
         raise InvalidInputError.local(f"must be at most {_MOST_CHARACTERS} printable ASCII characters", "api_key")

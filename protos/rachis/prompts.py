@@ -15,7 +15,8 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 
 _END = object()
-
+# Of a chat message, as of the API's.
+_TURN = ("role", "content")
 
 # What a client may give as a prompt: text, token ids, chat messages, or the message of the API.
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | generation.PromptInput
@@ -29,9 +30,11 @@ def token_prompt(token_ids: Sequence[int]) -> generation.PromptInput:
     return generation.PromptInput(token_ids=generation.TokenIds(ids=token_ids))
 
 
-def chat_prompt(messages: Sequence[Mapping[str, str]]) -> generation.PromptInput:
-    turns = [generation.ChatMessage(role=turn["role"], content=turn["content"]) for turn in messages]
-    return generation.PromptInput(chat=generation.ChatMessages(messages=turns))
+def chat_prompt(messages: Sequence[Mapping[str, str]], field: str = "prompt") -> generation.PromptInput:
+    """Of messages that have a role and a content, both text. field: that they are given for. Raises
+    InvalidInputError."""
+    with _naming(field):
+        return generation.PromptInput(chat=generation.ChatMessages(messages=map(_turn, messages)))
 
 
 def prompt_of(given: Any, field: str = "prompt") -> generation.PromptInput | None:
@@ -47,7 +50,7 @@ def prompt_of(given: Any, field: str = "prompt") -> generation.PromptInput | Non
         if is_token_ids(given):
             return token_prompt(given)
         if isinstance(given, Sequence) and all(isinstance(turn, Mapping) for turn in given):
-            return chat_prompt(given)
+            return chat_prompt(given, field)
         raise TypeError(f"a prompt is text, token ids or chat messages, not {type(given).__name__}")
 
 
@@ -69,6 +72,17 @@ def _naming(field: str) -> Iterator[None]:
         raise InvalidInputError.local(f"each chat message has a {missing.args[0]}", field=field) from None
     except (TypeError, ValueError) as error:
         raise InvalidInputError.local(str(error), field=field) from None
+
+
+def _turn(message: Mapping[str, Any]) -> generation.ChatMessage:
+    """What a library writes down as None says nothing."""
+    said = {key for key, value in message.items() if value is not None}
+    if more := sorted(map(str, said.difference(_TURN))):
+        raise TypeError(f"a chat message has role and content, and no {more[0]}; the HTTP API takes more")
+    for key in _TURN:
+        if not isinstance(message[key], str):
+            raise TypeError(f"the {key} of a chat message is text, not {type(message[key]).__name__}")
+    return generation.ChatMessage(role=message["role"], content=message["content"])
 
 
 def _piece_of(given: Any) -> api.SessionPiece:

@@ -14,6 +14,9 @@ M = TypeVar("M", bound=Message)
 
 # Longer than any service runs, and short enough for gRPC.
 _FOREVER_S = 1e9
+# More than any service gives; each is kept from the beginning.
+_MOST_ANSWERS = 1024
+_MODES = {"append": generation.SESSION_MODE_APPEND, "update": generation.SESSION_MODE_UPDATE}
 
 
 def filled(message: M, given: Mapping[str, Any], within: str = "") -> M:
@@ -49,7 +52,30 @@ def answers_of(n: int) -> int:
     """How many are asked for. Raises InvalidInputError."""
     if not isinstance(n, int) or n < 1:
         raise InvalidInputError.local(f"is {_shown(n)}, and at least 1", field="n")
+    if n > _MOST_ANSWERS:
+        raise InvalidInputError.local(f"is {_shown(n)}, and at most {_MOST_ANSWERS}", field="n")
     return n
+
+
+def of_one_answer(wishes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Raises InvalidInputError where several are wished for."""
+    if "n" in wishes:
+        raise InvalidInputError.local("is taken by `generate_choices` and `stream_choices`", field="n")
+    return wishes
+
+
+def mode_of(name: str) -> generation.SessionMode.ValueType:
+    """Of a session. Raises InvalidInputError."""
+    if not isinstance(name, str) or name not in _MODES:
+        raise InvalidInputError.local(f"is {_shown(name)}, and {' or '.join(_MODES)}", field="mode")
+    return _MODES[name]
+
+
+def retries_of(most: int) -> int:
+    """Of a request. Raises InvalidInputError."""
+    if not isinstance(most, int) or most < 0:
+        raise InvalidInputError.local(f"is {_shown(most)}, and at least 0", field="max_retries")
+    return most
 
 
 def seconds_of(timeout_s: float) -> float:

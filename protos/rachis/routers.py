@@ -50,6 +50,8 @@ def target(addresses: str) -> str:
 
     A name that stands for several routers needs no list: `dns:///name:port`. Raises InvalidInputError.
     """
+    if not isinstance(addresses, str) or not addresses.strip():
+        raise InvalidInputError.local(f"is {addresses!r}, and host:port", field="address")
     listed = [address.strip() for address in addresses.split(",")]
     if len(listed) == 1:
         return listed[0]

@@ -3,9 +3,9 @@
 import asyncio
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -41,8 +41,17 @@ async def test_bad_input_names_its_field_on_either_side(cluster: Cluster, client
     for address in ("1.2.3.4:5,router:7", "1.2.3.4:5,[::1]:7"):
         with pytest.raises(InvalidInputError, match="address"):
             AsyncClient(address)
-    with pytest.raises(InvalidInputError, match="max_retries"):
-        AsyncClient("127.0.0.1:1", max_retries=-1)
+    wrong_calls: list[tuple[str, Callable[[], Any]]] = [
+        ("max_retries", lambda: AsyncClient("127.0.0.1:1", max_retries=-1)),
+        ("n", lambda: client.generate_choices("hello", cast(int, "2"))),
+        ("n", lambda: client.generate("hello", n=3)),
+        ("n", lambda: anext(client.stream("hello", n=3))),
+        ("mode", lambda: client.session("hello", mode=cast(Any, "apend"))),
+    ]
+    for field, call in wrong_calls:
+        with pytest.raises(InvalidInputError) as refused:
+            await call()
+        assert refused.value.field == field
 
 
 @pytest.fixture

@@ -5,8 +5,19 @@ from typing import Any, cast
 
 import pytest
 from rachis.errors import InvalidInputError
-from rachis.prompts import piece_of, prompt_of
-from rachis.requests import answers_of, filled, sampling_of, seconds_of, wished
+from rachis.metadata_channel import key_metadata
+from rachis.prompts import chat_prompt, piece_of, prompt_of
+from rachis.requests import (
+    answers_of,
+    filled,
+    mode_of,
+    of_one_answer,
+    retries_of,
+    sampling_of,
+    seconds_of,
+    wished,
+)
+from rachis.routers import target
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
@@ -78,7 +89,14 @@ def test_a_mistake_in_a_request_names_its_field(message: Any, given: dict[str, A
         ([1 << 40], "out of range"),
         ("\ud800", "surrogates"),
         ([{"role": "user"}], "each chat message has a content"),
-        ([{"role": "user", "content": 7}], ""),
+        ([{"role": "user", "content": 7}], "the content of a chat message is text, not int"),
+        ([{"role": None, "content": "x"}], "the role of a chat message is text, not NoneType"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+            "the content of a chat message is text, not list",
+        ),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "and no tool_calls; the HTTP API takes more"),
+        ([{"role": "user", "content": "x", "name": "Ada"}], "and no name; the HTTP API takes more"),
         (7, "a prompt is text, token ids or chat messages, not int"),
         ({}, "a prompt is text, token ids or chat messages, not dict"),
         (["text"], "a prompt is text, token ids or chat messages, not list"),
@@ -88,6 +106,11 @@ def test_what_is_no_prompt_is_a_mistake_in_the_field_that_it_is_given_for(given:
     with pytest.raises(InvalidInputError, match=rf"(?i){sentence}") as refused:
         prompt_of(given, "closing")
     assert refused.value.field == "closing"
+
+
+def test_what_a_library_writes_down_as_none_says_nothing() -> None:
+    given = {"role": "assistant", "content": "x", "tool_calls": None, "refusal": None}
+    assert chat_prompt([given]) == chat_prompt([{"role": "assistant", "content": "x"}])
 
 
 @pytest.mark.parametrize("given", [[-1], "\ud800", 7, None])
@@ -108,6 +131,27 @@ def test_at_least_one_answer_is_asked_for() -> None:
     for n in (0, -1, "3", None):
         with pytest.raises(InvalidInputError, match=f"n: is {n!r}, and at least 1"):
             answers_of(cast(int, n))
+    with pytest.raises(InvalidInputError, match="n: is 8589934592, and at most 1024"):
+        answers_of(1 << 33)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "sentence"),
+    [
+        (of_one_answer, {"n": 3}, "n: is taken by `generate_choices` and `stream_choices`"),
+        (mode_of, "apend", "mode: is 'apend', and append or update"),
+        (mode_of, ["append"], r"mode: is \['append'\], and append or update"),
+        (retries_of, "2", "max_retries: is '2', and at least 0"),
+        (retries_of, -1, "max_retries: is -1, and at least 0"),
+        (target, None, "address: is None, and host:port"),
+        (target, " ", "address: is ' ', and host:port"),
+        (key_metadata, b"rk", "api_key: is no text"),
+        (key_metadata, "rk-a\nrk-b", "api_key: must be at most 4096 printable ASCII characters"),
+    ],
+)
+def test_what_a_client_is_told_in_a_wrong_way_is_named(asked: Any, given: Any, sentence: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{sentence}$"):
+        asked(given)
 
 
 def test_a_call_may_take_for_ever_and_no_time_and_nothing_else() -> None:
