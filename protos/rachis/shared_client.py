@@ -23,8 +23,10 @@ class SharedClient:
         """Raises InvalidInputError, naming `address`."""
         loop = asyncio.get_running_loop()
         # A client holds its loop, so that nothing else would let go of those that have ended.
-        for ended in [each for each in self._clients if each.is_closed()]:
-            del self._clients[ended]
+        # Loops of other threads come and go meanwhile.
+        for each in list(self._clients):
+            if each.is_closed():
+                self._clients.pop(each, None)
         if loop not in self._clients:
             self._clients[loop] = AsyncClient(self._address, **self._options)
         return self._clients[loop]
