@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,13 +20,13 @@ import grpc
 
 from rachis import routers, tls
 from rachis.client_channel import ClientChannel
-from rachis.errors import OverloadedError, RachisError, UnavailableError, typed
+from rachis.errors import FailedError, typed
 from rachis.lost_routers import LostRouters, Received
 from rachis.metadata_channel import Metadata, key_metadata
 from rachis.outbox import KeptBytes
 from rachis.prompts import Prompt, prompt_of
 from rachis.requests import answers_of, filled, mode_of, of_one_answer, retries_of, sampling_of, seconds_of
-from rachis.retries import RetryBudget
+from rachis.retries import Retries, RetryBudget
 from rachis.session import AsyncSession
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import admin_pb2_grpc, router_pb2_grpc
@@ -69,8 +70,8 @@ class AsyncClient:
     time. credentials: of routers with TLS, from `grpc.ssl_channel_credentials`; without them the environment says
     what is trusted (`tls`), and where it says nothing, nothing is encrypted. server_name: in the routers' certificate,
     where their address has another. api_key: of a service that has keys; without one it is that of the variable
-    RACHIS_API_KEY, if that is set. max_retries: how often an answer that was refused before it began is asked for
-    again, when the service says that this may help, as far as the client's budget goes (`RetryBudget`); `retries`
+    RACHIS_API_KEY, if that is set. max_retries: how often an answer is asked for again that was refused before
+    anything came, at first or where it was to go on, when the service says that this may help (`Retries`); `retries`
     counts them. Raises InvalidInputError, and ClosedError where one was open before a fork, as each call does then and
     once the client is closed.
     """
@@ -167,7 +168,7 @@ class AsyncClient:
         filled(request, {"model": model, "request_id": request_id, "cache_salt": cache_salt, "priority": priority})
         deadline_s, lost = monotonic() + seconds_of(timeout_s), LostRouters()
         received, completed = [Received() for _ in range(n)], set[int]()
-        retries_left = self._budget.of_request(self._max_retries)
+        retries = self._budget.of_request(self._max_retries)
         while True:
             try:
                 pieces = self._from_one_router(request, received, deadline_s)
@@ -181,15 +182,14 @@ class AsyncClient:
                         else:
                             completed.add(choice)
                         yield choice, piece
-                return
+                break
             except grpc.aio.AioRpcError as error:
                 if len(completed) == n:
                     return
-                has_begun = any(received)
-                if not has_begun and retries_left and await self._may_repeat(typed(error), deadline_s):
-                    retries_left -= 1
-                elif not await self._goes_on(error, lost, sum(map(len, received)), deadline_s):
+                if not await self._goes_on(retries, error, lost, sum(map(len, received)), deadline_s):
                     raise typed(error) from None
+        if len(completed) < n:
+            raise FailedError.local(f"the service ended the call after {len(completed)} of {n} completions")
 
     async def _from_one_router(
         self, request: api.GenerateRequest, received: Sequence[Received], deadline_s: float
@@ -203,18 +203,28 @@ class AsyncClient:
         finally:
             call.cancel()
 
-    async def _may_repeat(self, refused: RachisError, deadline_s: float) -> bool:
-        """Waits as long as the service says, where it says so, the budget has it, and there is time."""
-        wait_ms = refused.retry_after_ms
-        if wait_ms is None or not isinstance(refused, OverloadedError | UnavailableError):
-            return False
-        if monotonic() + wait_ms / 1000 >= deadline_s or not self._budget.take():
-            return False
+    async def _goes_on(
+        self,
+        retries: Retries,
+        error: grpc.aio.AioRpcError,
+        lost: LostRouters,
+        received: int,
+        deadline_s: float,
+    ) -> bool:
+        """Whether what is missing after so many tokens can be asked for again: of another router, where one is gone;
+        where it was refused before anything of it came, once that has waited as long as the router says."""
+        wait_s = None
+        if not lost.served(received):
+            wait_s = retries.wait_s(typed(error), deadline_s - monotonic(), has_begun=bool(received))
+        if wait_s is None:
+            return await self._finds_another(error, lost, received, deadline_s)
         self.retries += 1
-        await asyncio.sleep(wait_ms / 1000)
+        await asyncio.sleep(wait_s)
         return True
 
-    async def _goes_on(self, error: grpc.aio.AioRpcError, lost: LostRouters, received: int, deadline_s: float) -> bool:
+    async def _finds_another(
+        self, error: grpc.aio.AioRpcError, lost: LostRouters, received: int, deadline_s: float
+    ) -> bool:
         """Whether a router is gone, after so many tokens, and another one can be asked for what is missing."""
         if not routers.is_lost(error) or not lost.may_go_on(received, monotonic()):
             return False
@@ -266,7 +276,8 @@ class AsyncClient:
         filled(opening, {"model": model, "request_id": request_id, "cache_salt": cache_salt, "priority": priority})
         received = Received() if received is None else received
         most_s = seconds_of(timeout_s)
-        return AsyncSession(self._router.StreamGenerate, opening, most_s, self._kept, self._goes_on, received)
+        goes_on = partial(self._goes_on, self._budget.of_request(self._max_retries))
+        return AsyncSession(self._router.StreamGenerate, opening, most_s, self._kept, goes_on, received)
 
     async def workers(self, *, hottest_prefixes: int = 0, batch_entries: int = 0) -> Sequence[admin.WorkerView]:
         """Raises RachisError."""
@@ -284,7 +295,7 @@ class AsyncClient:
                 told: api.GetIdentityResponse = await self._router.GetIdentity(api.GetIdentityRequest(), timeout=left_s)
                 return told
             except grpc.aio.AioRpcError as error:
-                if not await self._goes_on(error, lost, 0, deadline_s):
+                if not await self._finds_another(error, lost, 0, deadline_s):
                     raise typed(error) from None
 
     async def models(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> api.ListModelsResponse:

@@ -57,22 +57,27 @@ class Received:
 
 
 class LostRouters:
-    """Of one answer. lost: how many were gone under it. resumed: under what had begun of it."""
+    """Of one answer, of which so many tokens had been received. lost: how many routers were gone under it. resumed:
+    under what had begun of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, had: int = 0) -> None:
         self.lost = self.resumed = 0
         self._in_turn = 0
-        self._had = 0
+        self._had = had
         self._last_s = -math.inf
 
     @property
     def reconnect_s(self) -> float:
         return _RECONNECT_ONCE_BEGUN_S if self._had else _RECONNECT_S
 
+    def served(self, received: int) -> bool:
+        """Whether anything of the answer has come, so many tokens in all, since the last one was gone."""
+        return received > self._had
+
     def may_go_on(self, received: int, now_s: float) -> bool:
         """One more is gone, after so many tokens of the answer: whether another one is asked."""
         self.lost += 1
-        has_served = received > self._had or now_s - self._last_s > _LIVED_S
+        has_served = self.served(received) or now_s - self._last_s > _LIVED_S
         self._in_turn = 1 if has_served else self._in_turn + 1
         self._had, self._last_s = received, now_s
         tries = _TRIES_ONCE_BEGUN if received else _TRIES

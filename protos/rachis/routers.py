@@ -1,7 +1,7 @@
 """How a client reaches a service of several routers.
 
-Only a lost connection makes it ask again (`lost_routers`): what a router has answered, its refusals too, is for whoever
-called (it sends `grpc-retry-pushback-ms: -1`).
+A lost connection makes it ask another one (`lost_routers`). What a router has answered, its refusals too, is for
+whoever called (it sends `grpc-retry-pushback-ms: -1`), unless that wants it repeated (`retries`).
 """
 
 import asyncio

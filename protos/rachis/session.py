@@ -8,7 +8,7 @@
 
 Leaving the block early cancels the session. A message that the router refuses raises RefusedError: in the next call,
 or, once the answer is awaited, there; the session goes on without it. What ends the session is raised as one of
-`rachis.errors`, as by every call.
+`rachis.errors`, as by every call; whatever is sent once it has ended well or was left raises OutOfOrderError.
 
 A router that is gone ends no session: another one is told all that was sent, and how much of the answer has come
 (`lost_routers`). A call that is cancelled while a router takes its message ends the session: whether the router has it
@@ -28,7 +28,7 @@ import grpc
 from rachis import grpc_private
 from rachis.answer_queue import AnswerQueue
 from rachis.conventions import next_message
-from rachis.errors import InvalidInputError, typed
+from rachis.errors import FailedError, InvalidInputError, OutOfOrderError, typed
 from rachis.lost_routers import LostRouters, Received
 from rachis.outbox import KeptBytes, Outbox, Sent
 from rachis.prompts import each_of, is_token_ids, piece_of, prompt_of
@@ -43,7 +43,7 @@ _ENDED = "the session has ended"
 # From a session's deadline until its end is heard.
 _GRACE_S = 5.0
 
-# Whether a call that ended so is made again, at another router.
+# Whether a call that ended so is made again.
 GoesOn = Callable[[grpc.aio.AioRpcError, LostRouters, int, float], Awaitable[bool]]
 
 
@@ -80,7 +80,7 @@ class AsyncSession:
         self._goes_on = goes_on
         # What has come, and what of it has been taken.
         self._received, self.received = received.copy(), received
-        self._lost = LostRouters()
+        self._lost = LostRouters(len(received))
         self._revision = 0
         self._accepted = asyncio.Event()
         self._outbox = Outbox(budget)
@@ -130,7 +130,8 @@ class AsyncSession:
     async def append(self, piece: Any) -> None:
         """Adds to the end of the context: a str, token ids, a `Document`, or a retriever's document.
 
-        Waits while the router reads nothing. Raises RefusedError for a message before, and sends nothing then.
+        Waits while the router reads nothing. Raises RefusedError for a message before, and sends nothing then; what has
+        ended the session, OutOfOrderError where it ended well.
         """
         await self._send(api.StreamGenerateRequest(append=api.SessionAppend(piece=piece_of(piece))))
 
@@ -196,7 +197,7 @@ class AsyncSession:
                 is_taken = await asyncio.shield(sent.taken)
         except TimeoutError:
             # The call is over, and its end lies behind an answer that nobody reads.
-            raise asyncio.InvalidStateError(_ENDED) from None
+            raise OutOfOrderError.local(_ENDED) from None
         except asyncio.CancelledError:
             if self._outbox.withdraw(sent):
                 self._finish = before
@@ -207,7 +208,7 @@ class AsyncSession:
             raise
         if not is_taken:
             self._raise_failure()
-            raise asyncio.InvalidStateError(_ENDED)
+            raise OutOfOrderError.local(_ENDED)
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline_s - monotonic())
@@ -229,13 +230,15 @@ class AsyncSession:
         try:
             while await self._read_call():
                 pass
+            if not self._is_complete:
+                raise FailedError.local("the service ended the session without a completion")
         except grpc.aio.AioRpcError as error:
             self._failure = self._failure or typed(error)
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer hears of it
             self._failure = self._failure or error
         except asyncio.CancelledError:
             # By `_end`, or by gRPC where the client was closed or the call cancelled.
-            self._failure = self._failure or asyncio.InvalidStateError(_ENDED)
+            self._failure = self._failure or OutOfOrderError.local(_ENDED)
             raise
         finally:
             self._outbox.close()
@@ -243,7 +246,7 @@ class AsyncSession:
             self._answer.end()
 
     async def _read_call(self) -> bool:
-        """To the end of one call. Returns whether the router was gone, and another one is asked. Raises AioRpcError."""
+        """To the end of one call. Returns whether another one is made. Raises AioRpcError."""
         try:
             while (response := await next_message(self._call)) is not None:
                 await self._take(response)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from rachis import AsyncClient, Received, conventions
-from rachis.errors import InvalidInputError
+from rachis.errors import FailedError, InvalidInputError, OutOfOrderError
 from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import router_pb2 as api
 from rachis.v1 import router_pb2_grpc
@@ -61,6 +61,10 @@ async def never_reads(context: calls.Context) -> None:
     await asyncio.Event().wait()
 
 
+async def completes(context: calls.Context) -> None:
+    await calls.write(context, api.StreamGenerateResponse(completion=generation.Completion()))
+
+
 async def refuses(context: calls.Context) -> None:
     for _ in range(5):
         await conventions.next_message(context)
@@ -101,8 +105,8 @@ async def test_a_session_ends_when_its_client_is_closed() -> None:
         await client.__aexit__(None, None, None)
 
         await asyncio.wait({appending})
-        assert appending.cancelled() or isinstance(appending.exception(), asyncio.InvalidStateError)
-        with pytest.raises(asyncio.InvalidStateError, match="has ended"):
+        assert appending.cancelled() or isinstance(appending.exception(), OutOfOrderError)
+        with pytest.raises(OutOfOrderError, match="has ended"):
             await anext(session.deltas())
         await session.__aexit__(None, None, None)
 
@@ -114,7 +118,7 @@ async def test_an_append_that_is_cancelled_while_it_is_sent_ends_the_session() -
                 async with asyncio.timeout(0.5):
                     await fill(session)
 
-            with pytest.raises((asyncio.InvalidStateError, grpc.aio.AioRpcError)):
+            with pytest.raises(grpc.aio.AioRpcError):
                 await session.append("again")
         assert sum(router.calls for router in routers) == 1
 
@@ -127,6 +131,7 @@ async def test_what_a_router_said_before_it_ended_the_call_is_read_to_its_end() 
             delta = generation.CompletionDelta(token_ids=[number])
             event = {"delta": delta} if number else {"first_token": api.SessionFirstToken(delta=delta)}
             await calls.write(context, api.StreamGenerateResponse(**event))
+        await completes(context)
 
     async with two_routers(answers) as (client, routers), asyncio.timeout(_BOUND_S):
         async with client.session("hello") as session:
@@ -136,7 +141,7 @@ async def test_what_a_router_said_before_it_ended_the_call_is_read_to_its_end() 
                 tokens += delta.token_ids
                 await asyncio.sleep(0.002)
             await asyncio.wait({filling})
-            assert isinstance(filling.exception(), asyncio.InvalidStateError)
+            assert isinstance(filling.exception(), OutOfOrderError)
             assert [delta async for delta in session.deltas()] == [], "it ends whenever it is asked"
         assert tokens == list(range(150))
         assert sum(router.calls for router in routers) == 1
@@ -146,12 +151,26 @@ async def test_a_session_that_ended_well_says_so_to_who_appends() -> None:
     async def ends(context: calls.Context) -> None:
         for _ in range(5):
             await conventions.next_message(context)
+        await completes(context)
 
     async with two_routers(ends) as (client, _), asyncio.timeout(_BOUND_S):
         for _ in range(20):
-            with pytest.raises(asyncio.InvalidStateError, match="has ended"):
+            with pytest.raises(OutOfOrderError, match="has ended"):
                 async with client.session("hello") as session:
                     await fill(session)
+
+
+async def test_a_session_that_ends_without_a_completion_has_failed() -> None:
+    async def ends(context: calls.Context) -> None:
+        delta = generation.CompletionDelta(token_ids=[7])
+        await calls.write(context, api.StreamGenerateResponse(delta=delta))
+
+    async with two_routers(ends) as (client, routers), asyncio.timeout(_BOUND_S), client.session("hello") as session:
+        with pytest.raises(FailedError, match="ended the session without a completion"):
+            _ = [delta async for delta in session.deltas()]
+        with pytest.raises(FailedError):
+            await session.append("more")
+    assert sum(router.calls for router in routers) == 1
 
 
 async def test_who_stops_reading_finds_the_end_later() -> None:
@@ -162,7 +181,7 @@ async def test_who_stops_reading_finds_the_end_later() -> None:
     async with two_routers(answers) as (client, _), asyncio.timeout(_BOUND_S):
         async with client.session("hello") as session:
             await asyncio.sleep(0.2)
-        with pytest.raises(asyncio.InvalidStateError, match="has ended"):
+        with pytest.raises(OutOfOrderError, match="has ended"):
             async for _ in session.deltas():
                 pass
 
@@ -190,7 +209,7 @@ async def test_who_appends_and_does_not_read_is_told_of_the_end_by_the_deadline(
         asyncio.timeout(_BOUND_S),
         client.session("hello", timeout_s=2.0) as session,
     ):
-        with pytest.raises(asyncio.InvalidStateError, match="has ended"):
+        with pytest.raises(OutOfOrderError, match="has ended"):
             await fill(session)
 
 
