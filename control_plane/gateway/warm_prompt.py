@@ -35,7 +35,7 @@ _TELL_TIMEOUT_S = 5.0
 _OLDEST_S = 120.0
 # At the end of what is told, tokens that the text behind them may still change.
 UNSURE_TOKENS = 4
-_ENDED = (RachisError, RefusedError, asyncio.InvalidStateError, TimeoutError)
+_ENDED = (RachisError, RefusedError, TimeoutError)
 # What opens a session that only computes, since how much may be generated is known with the whole prompt only.
 _COMPUTES: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1}
 _KEPT_WISHES = ("model", "cache_salt", "priority", "timeout_s")
