@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cluster_core.engine_jobs import EngineJob, EngineOutput, SessionProgress
+from cluster_core.errors import InvalidInputError, UnavailableError
 from worker_runtime.engine_sessions import SessionPrompt
 
 
@@ -48,3 +49,13 @@ class JobStream:
     # Of the prompt, in the prefix cache or pulled; and of those, pulled.
     found_tokens: int = 0
     pulled_tokens: int = 0
+
+
+def ended_badly(stream: JobStream, how: str) -> Exception:
+    """vLLM ends a request with an error where its grammar takes nothing that could be sampled."""
+    job = stream.job
+    if job.sampling.structured_outputs is None:
+        return UnavailableError(f"the engine ended the request with `{how}`")
+    if job.emitted is not None and not stream.started:
+        return InvalidInputError("is nothing that `structured_outputs` takes", field="emitted")
+    return InvalidInputError("no token satisfies it and the other options", field="sampling.structured_outputs")

@@ -40,7 +40,7 @@ from worker_runtime.engine_figures import EngineFigures
 from worker_runtime.engine_sessions import SessionPrompt
 from worker_runtime.engine_settings import EngineSettings
 from worker_runtime.held_leases import HeldLeases
-from worker_runtime.job_stream import JobStream, SessionReports
+from worker_runtime.job_stream import JobStream, SessionReports, ended_badly
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +221,10 @@ class RunningJobs:
             reason = finish_reason(completion.finish_reason)
         except KeyError:
             self._end(stream)
-            return _ended_badly(stream, str(completion.finish_reason))
+            if stream.prompt is not None:
+                # Nobody is told what happened to it, and nothing of it is left.
+                stream.prompt.take_record()
+            return ended_badly(stream, str(completion.finish_reason))
         first_output = not stream.started
         skipped = min(stream.skip_chars, len(text))
         stream.skip_chars -= skipped
@@ -379,16 +382,6 @@ class RunningJobs:
         if stream.session is not None:
             self._on_loop(stream.session.fail, error)
         self._on_loop(stream.items.put_nowait, error)
-
-
-def _ended_badly(stream: JobStream, how: str) -> Exception:
-    """vLLM ends a request with an error where its grammar takes nothing that could be sampled."""
-    job = stream.job
-    if job.sampling.structured_outputs is None:
-        return UnavailableError(f"the engine ended the request with `{how}`")
-    if job.emitted is not None and not stream.started:
-        return InvalidInputError("is nothing that `structured_outputs` takes", field="emitted")
-    return InvalidInputError("no token satisfies it and the other options", field="sampling.structured_outputs")
 
 
 def _first_line(error: Exception) -> str:

@@ -9,8 +9,9 @@ import pytest
 from cluster_configs.schema import EngineSection, HandoffSection, ModelSection
 from cluster_core.clock import ClusterClock
 from cluster_core.engine_jobs import EngineJob, EngineOutput, SamplingSpec
-from cluster_core.errors import JobFailedError
+from cluster_core.errors import JobFailedError, UnavailableError
 from worker_runtime.engine_figures import EngineFigures
+from worker_runtime.engine_sessions import SessionPrompt
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.job_stream import JobStream
 from worker_runtime.running_jobs import RunningJobs
@@ -80,3 +81,19 @@ def test_whatever_taking_in_a_job_raises_is_that_job_s_end(error: Exception) -> 
     assert world.add("b").empty()
     assert world.add("a").empty(), "its name is free again"
     assert world.jobs.dead is None
+
+
+def test_a_session_that_vllm_ends_with_an_error_leaves_no_record_behind() -> None:
+    """As where its grammar does not take what was sampled."""
+    world, taken = World(), list[str]()
+    items: asyncio.Queue[EngineOutput | Exception] = asyncio.Queue()
+    stream = JobStream(EngineJob("a", (1, 2, 3), SAMPLING), items)
+    world.jobs.add(stream)
+    # Of a session's prompt, which is made in a real scheduler.
+    stream.prompt = cast(SessionPrompt, SimpleNamespace(take_record=lambda: taken.append("a")))
+    completion = SimpleNamespace(token_ids=[7], text="x", logprobs=None, finish_reason="error")
+    world.engine.outputs.append(SimpleNamespace(request_id="a", outputs=[completion]))
+
+    (made,) = world.jobs.step(counts_prefixes=False)
+    assert made[0] is stream and isinstance(made[1], UnavailableError)
+    assert taken == ["a"]
