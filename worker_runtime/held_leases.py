@@ -1,6 +1,6 @@
 """Last outputs that wait for the checksums of their leased blocks, which come with a later step of the engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +22,18 @@ class _Held:
 
 
 class HeldLeases:
-    """On the engine's thread. taken, forget: of a leased request by vLLM's name; see `ContentSampling`."""
+    """On the engine's thread. taken, forget: of a leased request by vLLM's name; see `ContentSampling`. leased: those
+    names of which there is a lease still."""
 
-    def __init__(self, taken: Callable[[str], Checksums | None], forget: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        taken: Callable[[str], Checksums | None],
+        forget: Callable[[str], None],
+        leased: Callable[[], Collection[str]],
+    ) -> None:
         self._taken = taken
         self._forget = forget
+        self._leased = leased
         self._held: list[_Held] = []
 
     def holds(self, stream: JobStream, output: EngineOutput, params: Mapping[str, Any] | None) -> bool:
@@ -37,15 +44,17 @@ class HeldLeases:
         return True
 
     def ready(self) -> list[tuple[JobStream, EngineOutput]]:
-        """After a step: those that wait no more."""
+        """After a step: those that wait no more. Whose lease has ended does not: there may be no step any more."""
         waiting, ready = [], []
+        leased = self._leased() if self._held else ()
         for each in self._held:
-            checksums = self._taken(each.stream.internal_id)
+            name = each.stream.internal_id
+            checksums = self._taken(name)
             each.steps += 1
-            if checksums is None and each.steps < _MOST_STEPS:
+            if checksums is None and each.steps < _MOST_STEPS and name in leased:
                 waiting.append(each)
                 continue
-            self._forget(each.stream.internal_id)
+            self._forget(name)
             assert each.output.lease is not None
             params = encode_params({**each.params, CHECKSUMS_PARAM: checksums})
             ready.append((each.stream, replace(each.output, lease=replace(each.output.lease, connector_params=params))))

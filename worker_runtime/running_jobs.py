@@ -73,6 +73,7 @@ class RunningJobs:
         self._held = HeldLeases(
             lambda name: vllm_private.connector_of(engine).content.taken(name),
             lambda name: vllm_private.connector_of(engine).content.forget(name),
+            lambda: vllm_private.leased_request_ids(engine),
         )
         # vLLM's requests for the adapters that are loaded, by digest.
         self._adapters: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from worker_runtime.job_stream import JobStream
 LEASE = KvLease("r", b"{}", UnixMs(5))
 LAST = EngineOutput((1,), "a", finish_reason=FinishReason.LENGTH, lease=LEASE)
 ASKED = {"remote_host": "h", CHECKSUMS_PARAM: True}
+LEASED = ("r-internal", "s-internal")
 
 
 def stream(name: str = "r") -> JobStream:
@@ -31,7 +32,7 @@ def stream(name: str = "r") -> JobStream:
 )
 def test_what_is_not_checked_does_not_wait(output: EngineOutput, params: dict[str, Any] | None) -> None:
     forgotten: list[str] = []
-    held = HeldLeases(lambda name: None, forgotten.append)
+    held = HeldLeases(lambda name: None, forgotten.append, lambda: LEASED)
     assert not held.holds(stream(), output, params)
     assert held.ready() == []
 
@@ -39,7 +40,7 @@ def test_what_is_not_checked_does_not_wait(output: EngineOutput, params: dict[st
 def test_a_lease_goes_out_with_its_checksums_once_they_are_there() -> None:
     known: dict[str, Any] = {}
     forgotten: list[str] = []
-    held = HeldLeases(lambda name: known.pop(name, None), forgotten.append)
+    held = HeldLeases(lambda name: known.pop(name, None), forgotten.append, lambda: LEASED)
     one, other = stream("r"), stream("s")
     assert held.holds(one, LAST, ASKED) and held.holds(other, LAST, ASKED)
     assert held.ready() == []
@@ -57,7 +58,7 @@ def test_a_lease_goes_out_with_its_checksums_once_they_are_there() -> None:
 
 def test_a_lease_whose_checksums_do_not_come_goes_out_unchecked() -> None:
     forgotten: list[str] = []
-    held = HeldLeases(lambda name: None, forgotten.append)
+    held = HeldLeases(lambda name: None, forgotten.append, lambda: LEASED)
     held.holds(stream(), LAST, ASKED)
     steps = [held.ready() for _ in range(_MOST_STEPS)]
     assert [len(each) for each in steps] == [0] * (_MOST_STEPS - 1) + [1]
@@ -65,3 +66,16 @@ def test_a_lease_whose_checksums_do_not_come_goes_out_unchecked() -> None:
     assert output.lease is not None
     assert decode_params(output.lease.connector_params)[CHECKSUMS_PARAM] is None
     assert forgotten == ["r-internal"]
+
+
+def test_a_lease_that_has_ended_goes_out_with_the_step_that_ends_it_which_may_be_the_last_one() -> None:
+    forgotten: list[str] = []
+    leased = set(LEASED)
+    held = HeldLeases(lambda name: None, forgotten.append, lambda: leased)
+    one, other = stream("r"), stream("s")
+    assert held.holds(one, LAST, ASKED) and held.holds(other, LAST, ASKED)
+    assert held.ready() == []
+    leased.remove("r-internal")
+    assert [each for each, _ in held.ready()] == [one]
+    assert forgotten == ["r-internal"]
+    assert held.take_all() == [other]
