@@ -195,6 +195,8 @@ class EngineProcess:
                 buffer += data
                 for frame in _frames(buffer):
                     self._take(frame)
+                # What is there already is received without waiting: others would have no turn.
+                await asyncio.sleep(0)
         except OSError:
             logger.debug("the engine's process has gone")
         except Exception:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -24,6 +25,7 @@ from cluster_core.errors import StartError, UnavailableError
 from tests.fakes.cluster import until
 from tests.fakes.idle_engine import COPY, DIE, FORK, HANG, INFO, LOG, NO_MODEL, TIME
 from worker_runtime import engine_process
+from worker_runtime.engine_messages import Frame, encoded
 from worker_runtime.engine_process import EngineProcess
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.vllm_engine import VllmEngine
@@ -259,6 +261,26 @@ async def test_a_start_that_is_given_up_leaves_no_process(trial: Trial) -> None:
     await asyncio.gather(starting, return_exceptions=True)
     await trial.engine.stop()
     assert not process.is_running()
+
+
+async def test_others_have_their_turns_while_it_says_more_than_is_received_at_once(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that a few messages are many times as much as that.
+    monkeypatch.setattr(engine_process, "_READ_BYTES", 16)
+    frames = 50 * encoded(Frame([("phase", "busy")]))
+    own, its = socket.socketpair()
+    own.setblocking(False)
+    with own, its:
+        its.sendall(frames)
+        its.shutdown(socket.SHUT_WR)
+        # What an engine's process says comes from nowhere else.
+        reading = asyncio.create_task(trial.core._read(own))
+        turns = 0
+        while not reading.done():
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns >= len(frames) / 16
 
 
 _WORKER = """
