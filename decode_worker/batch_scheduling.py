@@ -167,7 +167,7 @@ class BatchScheduling(_Scheduler):
             self._last_output_s = now_s
             decodes = 0 < size == scheduler_output.total_num_scheduled_tokens and not scheduler_output.has_sync_kv_loads
             if self._rewards is not None and batch is not None:
-                self._rewards.executed(batch, size / step_s if decodes and step_s > 0 else None)
+                self._rewards.executed(batch, size / step_s if decodes and step_s > 0 else None, step_s)
             if size:
                 tip_tokens = self.batching.tree.tip_chunks * self.chunk_tokens
                 self.batch_counters.executed(size, tip_tokens)

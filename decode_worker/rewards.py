@@ -23,6 +23,7 @@ class FormedBatch:
     by_arrival: bool
     # None for a step that says nothing, or has not come back.
     tokens_per_s: float | None = None
+    seconds: float = 0.0
     executed: bool = False
     followed: bool = False
     next_state: BatchState | None = None
@@ -46,8 +47,9 @@ class RewardLedger:
         self._settle()
         return batch
 
-    def executed(self, batch: FormedBatch, tokens_per_s: float | None) -> None:
-        batch.executed, batch.tokens_per_s = True, tokens_per_s
+    def executed(self, batch: FormedBatch, tokens_per_s: float | None, seconds: float = 1.0) -> None:
+        """seconds: in which it was executed."""
+        batch.executed, batch.tokens_per_s, batch.seconds = True, tokens_per_s, seconds
         self._settle()
 
     def _settle(self) -> None:
@@ -60,4 +62,4 @@ class RewardLedger:
                 self._carried = decisions[-_MOST_CARRIED:]
             else:
                 self._carried = []
-                self._policy.learn(decisions, batch.tokens_per_s, batch.next_state)
+                self._policy.learn(decisions, batch.tokens_per_s, batch.next_state, batch.seconds)

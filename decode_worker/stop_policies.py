@@ -56,9 +56,16 @@ class StopPolicy(Protocol):
 
     def decide(self, state: BatchState) -> Action: ...
 
-    def learn(self, decisions: Sequence[Decision], tokens_per_s: float, next_state: BatchState | None) -> None:
+    def learn(
+        self,
+        decisions: Sequence[Decision],
+        tokens_per_s: float,
+        next_state: BatchState | None,
+        seconds: float = 1.0,
+    ) -> None:
         """After each executed batch. decisions: in their order, those that formed it, if any. tokens_per_s: of decoding
-        it, finite. next_state: the first that was seen afterwards; None: nothing waited."""
+        it, finite. next_state: the first that was seen afterwards; None: nothing waited. seconds: that it took, above
+        0: what is noticed late makes one batch look slow and the next one fast."""
 
     def table(self) -> Sequence[PolicyRow]:
         """What was learned, for people; empty for a policy that does not learn."""
@@ -80,7 +87,7 @@ class PolicySettings:
     loss_threshold_chunks: int = 1
     relaxed_threshold_chunks: int = 2
     many_peers: int = 8
-    # How long an action is kept in its state, and over how many batches the bandit's reward is the mean; 1 is the
+    # How long an action is kept in its state, and of how many batches the bandit's reward is the throughput; 1 is the
     # published rule.
     horizon_batches: int = 16
     # c over rewards scaled to at most 1 (published: 200 on raw ones of about 4,000).
@@ -101,7 +108,13 @@ class _LearnsNothing:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def learn(self, decisions: Sequence[Decision], tokens_per_s: float, next_state: BatchState | None) -> None:
+    def learn(
+        self,
+        decisions: Sequence[Decision],
+        tokens_per_s: float,
+        next_state: BatchState | None,
+        seconds: float = 1.0,
+    ) -> None:
         return
 
     def table(self) -> Sequence[PolicyRow]:
@@ -193,18 +206,25 @@ class Bandit(_Learner):
         super().__init__(settings.horizon_batches)
         self._exploration = settings.exploration
         self._kept = 1 - 1 / settings.memory_batches
-        # Of the batches of the last horizon what formed each, and its reward.
-        self._recent: deque[tuple[list[tuple[Bins, Action]], float]] = deque()
+        # Of the batches of the last horizon what formed each, its tokens and its seconds.
+        self._recent: deque[tuple[list[tuple[Bins, Action]], float, float]] = deque()
 
     def _choose(self, known: Mapping[str, Value]) -> Action:
         return max(Action, key=lambda action: _upper_bound(known, action, self._exploration))
 
-    def learn(self, decisions: Sequence[Decision], tokens_per_s: float, next_state: BatchState | None) -> None:
+    def learn(
+        self,
+        decisions: Sequence[Decision],
+        tokens_per_s: float,
+        next_state: BatchState | None,
+        seconds: float = 1.0,
+    ) -> None:
         self._batches += 1
-        self._recent.append((list(dict.fromkeys((_bins(each.state), each.action) for each in decisions)), tokens_per_s))
+        formed = list(dict.fromkeys((_bins(each.state), each.action) for each in decisions))
+        self._recent.append((formed, tokens_per_s * seconds, seconds))
         if len(self._recent) < self._horizon_batches:
             return
-        reward = sum(each for _, each in self._recent) / len(self._recent)
+        reward = sum(tokens for _, tokens, _ in self._recent) / sum(took_s for _, _, took_s in self._recent)
         for bins, action in self._recent.popleft()[0]:
             self._learned.fade(bins, self._kept)
             self._learned.add(bins, action, reward)
@@ -234,7 +254,13 @@ class QLearning(_Learner):
         self._epsilon = max(self._settings.epsilon_min, self._epsilon * self._settings.epsilon_decay)
         return self._rng.choice(list(Action)) if explores else max(Action, key=lambda action: known[action].mean)
 
-    def learn(self, decisions: Sequence[Decision], tokens_per_s: float, next_state: BatchState | None) -> None:
+    def learn(
+        self,
+        decisions: Sequence[Decision],
+        tokens_per_s: float,
+        next_state: BatchState | None,
+        seconds: float = 1.0,
+    ) -> None:
         self._batches += 1
         gamma = self._settings.gamma
         following = self._learned.of(_bins(next_state)) if next_state is not None else None

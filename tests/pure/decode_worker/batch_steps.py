@@ -34,7 +34,9 @@ class Threshold:
         self.asked.append(state)
         return Action.ADD if state.loss_chunks <= self.most_loss_chunks else Action.STOP
 
-    def learn(self, decisions: Sequence[Decision], tokens_per_s: float, next_state: BatchState | None) -> None:
+    def learn(
+        self, decisions: Sequence[Decision], tokens_per_s: float, next_state: BatchState | None, seconds: float = 1.0
+    ) -> None:
         return
 
     def table(self) -> Sequence[PolicyRow]:

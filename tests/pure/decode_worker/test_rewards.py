@@ -19,9 +19,13 @@ class Pupil(AlwaysAdd):
 
     name: str = "pupil"
     learned: list[Lesson] = field(default_factory=list)
+    took_s: list[float] = field(default_factory=list)
 
-    def learn(self, decisions: Sequence[Decision], tokens_per_s: float, next_state: BatchState | None) -> None:
+    def learn(
+        self, decisions: Sequence[Decision], tokens_per_s: float, next_state: BatchState | None, seconds: float = 1.0
+    ) -> None:
         sizes = [each.state.batch for each in decisions]
+        self.took_s.append(seconds)
         self.learned.append((sizes, tokens_per_s, None if next_state is None else next_state.batch))
 
 
@@ -40,6 +44,14 @@ def test_decisions_are_rewarded_once_the_next_state_is_known() -> None:
     assert learned == []
     ledger.formed(decided(3))
     assert learned == [([1, 2], 100.0, 3)]
+
+
+def test_whoever_learns_hears_how_long_the_batch_took() -> None:
+    pupil = Pupil()
+    ledger = RewardLedger(pupil)
+    ledger.executed(ledger.formed(decided(1)), 100.0, 0.25)
+    ledger.formed([])
+    assert pupil.took_s == [0.25]
 
 
 def test_where_nothing_waited_there_is_no_next_state() -> None:

@@ -233,7 +233,7 @@ def test_a_choice_is_kept_in_its_state_for_the_horizon(name: str) -> None:
     assert all(run % 5 == 0 for run in runs)
 
 
-def test_bandit_rewards_a_decision_with_the_mean_of_the_batches_from_then_on() -> None:
+def test_bandit_rewards_a_decision_with_the_throughput_of_the_batches_from_then_on() -> None:
     policy = Bandit(PolicySettings(horizon_batches=3))
     policy.learn([Decision(state(), STOP)], 100.0, None)
     policy.learn([], 200.0, None)
@@ -241,6 +241,15 @@ def test_bandit_rewards_a_decision_with_the_mean_of_the_batches_from_then_on() -
     policy.learn([Decision(state(), ADD)], 600.0, None)
     [row] = policy.table()
     assert (row.adds, row.stops, row.stop_value) == (0, 1, 300.0)
+
+
+def test_to_the_bandit_batches_whose_ends_were_noticed_together_have_the_throughput_of_all_of_them() -> None:
+    """Of four batches of 10 tokens, 20 ms each, the second one's end was noticed with the third one's."""
+    policy = Bandit(PolicySettings(horizon_batches=4))
+    for seconds in (0.020, 0.039, 0.001, 0.020):
+        policy.learn([Decision(state(), STOP)], 10 / seconds, None, seconds)
+    [row] = policy.table()
+    assert row.stop_value == pytest.approx(500.0)
 
 
 # Tables.
