@@ -18,7 +18,7 @@ Who owns which blocks while a plan is made:
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -95,15 +95,15 @@ class _Kept:
         self._blocks: dict[str, int] = {}
         # By priority.
         self._needed: Counter[int] = Counter()
-        # By priority and first block, how many the longest holds.
-        self._in_front: Counter[tuple[int, int]] = Counter()
+        # By first block and priority, how many the longest holds.
+        self._in_front: dict[int, Counter[int]] = {}
         for each in begun:
             blocks = footprint_blocks(each, block_size)
             if room.has(each, blocks):
                 self._blocks[each.request_id] = room.charge(each, blocks)
                 self._needed[each.priority] += self._blocks[each.request_id]
-                front = each.priority, each.first_block
-                self._in_front[front] = max(self._in_front[front], each.held_blocks)
+                front = self._in_front.setdefault(each.first_block, Counter())
+                front[each.priority] = max(front[each.priority], each.held_blocks)
 
     @property
     def names(self) -> Collection[str]:
@@ -117,12 +117,8 @@ class _Kept:
 
     def in_front(self, each: Contender) -> int:
         """How many of those begin as this one does: what it shares of them is there once."""
-        fronts = (
-            blocks
-            for (priority, first_block), blocks in self._in_front.items()
-            if priority <= each.priority and first_block == each.first_block
-        )
-        return max(fronts, default=0)
+        front: Mapping[int, int] = self._in_front.get(each.first_block, {})
+        return max((blocks for priority, blocks in front.items() if priority <= each.priority), default=0)
 
     def granted(self, each: Contender) -> None:
         """It is charged for itself from now on."""

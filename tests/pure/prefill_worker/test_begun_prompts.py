@@ -106,3 +106,25 @@ def test_who_only_decodes_has_no_turn_and_is_charged_nothing() -> None:
     # It is where the others are, not behind them by what it once had.
     order = turns.order([contender("a", 96, 0, A), contender("b", 96, 0, B)])
     assert names(order) == ["a", "b"]
+
+
+class Priority(int):
+    """Counts comparisons."""
+
+    compared = 0
+
+    def __le__(self, other: int) -> bool:
+        Priority.compared += 1
+        return int(self) <= int(other)
+
+
+def test_who_finds_no_room_is_compared_with_those_that_begin_as_it_does_not_with_all_that_have_begun() -> None:
+    running = [contender(f"r{number}", 96, 2) for number in range(200)]
+    waiting = [contender(f"w{number}", 96, 0, B) for number in range(300)]
+    for number, each in enumerate((*running, *waiting)):
+        # Each holds blocks of its own.
+        each.priority, each.first_block = Priority(), number if each.held_blocks else -1
+    Priority.compared = 0
+    plan = plan_step([*waiting, *running], 100, 6 * len(running), 999, BLOCK, begun=running)
+    assert len(plan.kept) == len(running) - len(plan.grants)
+    assert Priority.compared <= 4 * len(waiting)
