@@ -57,7 +57,13 @@ class SessionInput(_Scheduler):
         self.add_request(request)
 
     def extend_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
-        self._take_in(request_id, _Input([*self._latest_prompt(request_id), *token_ids]), len(token_ids))
+        late = self._late_input.get(request_id)
+        if late is None:
+            self._take_in(request_id, _Input([*self._latest_prompt(request_id), *token_ids]), len(token_ids))
+            return
+        # What waits is lengthened: a whole prompt for each append would be many.
+        late[-1].prompt.extend(token_ids)
+        self._note_input(request_id, late[-1], len(token_ids))
 
     def replace_prompt(self, request_id: str, token_ids: Sequence[int]) -> None:
         """The prompt is this from now on; the KV of the longest common prefix is kept."""
@@ -92,13 +98,17 @@ class SessionInput(_Scheduler):
         prompt: list[int] = late[-1].prompt if late else vllm_private.token_ids(self.requests[request_id])
         return prompt
 
-    def _take_in(self, request_id: str, given: _Input, new_tokens: int) -> None:
-        request, ledger = self.requests[request_id], self._sessions[request_id]
-        request.last_chunk_s = monotonic_s()
+    def _note_input(self, request_id: str, given: _Input, new_tokens: int) -> None:
+        ledger = self._sessions[request_id]
+        self.requests[request_id].last_chunk_s = monotonic_s()
         if given.closes:
             ledger.closed(new_tokens, len(given.prompt))
         else:
             ledger.received(new_tokens, len(given.prompt))
+
+    def _take_in(self, request_id: str, given: _Input, new_tokens: int) -> None:
+        request = self.requests[request_id]
+        self._note_input(request_id, given, new_tokens)
         if request.status is LOADING or request_id in self._late_input:
             # Blocks are being written for it: the input waits until they have landed, behind what came before.
             self._late_input.setdefault(request_id, []).append(given)
@@ -109,7 +119,9 @@ class SessionInput(_Scheduler):
         now_s, prompt = monotonic_s(), given.prompt
         ledger = self._sessions[request.request_id]
         self._take_out(request)
-        common = longest_common_prefix(vllm_private.token_ids(request), prompt)
+        known = vllm_private.token_ids(request)
+        # A longer prompt begins with the one of before.
+        common = longest_common_prefix(known, prompt) if given.replaces else len(known)
         self._invalidate(request, min(common, len(prompt) - 1), ledger, now_s)
         if given.replaces:
             ledger.kept(self._ready_tokens(request))
@@ -119,7 +131,7 @@ class SessionInput(_Scheduler):
             self._survival.updated(request.request_id, common, len(prompt), now_s)
         # A list of its own: the model runner may hold the one before.
         request.prompt_token_ids = prompt
-        vllm_private.token_ids(request)[:] = prompt
+        known[common:] = prompt[common:]
         request.num_prompt_tokens = len(prompt)
         request.held_tokens = 0 if given.closes else min(1, len(prompt))
         request.input_open = not given.closes

@@ -2,6 +2,8 @@
 
 import pytest
 
+from cluster_core.token_prefix import longest_common_prefix
+from prefill_worker import session_input
 from prefill_worker.streaming_request import PARKED
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
 from tests.integration.streaming_scheduler.sessions import (
@@ -128,6 +130,27 @@ def test_a_thousand_appends_of_one_token_compute_every_token_once(
     assert engine.answers["s"] == expected_tokens(text("a", 1000), 1)
     assert (record.tokens.inputs, record.tokens.computed_tokens, record.tokens.invalidated_tokens) == (1000, 1000, 0)
     assert len(record.events) <= 128
+
+
+def test_an_append_is_compared_with_nothing(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt may be long, and its appends many."""
+    compared: list[int] = []
+
+    def counted(first: list[int], second: list[int]) -> int:
+        compared.append(min(len(first), len(second)))
+        return longest_common_prefix(first, second)
+
+    # Work is counted.
+    monkeypatch.setattr(session_input, "longest_common_prefix", counted)
+    engine = make_engine()
+    park(engine, "s", text("a", 50))
+    for end in range(51, 61):
+        engine.scheduler.extend_prompt("s", text("a", end)[-1:])
+        engine.turn()
+    engine.scheduler.close_input("s", text("a", 65)[60:])
+    engine.drain()
+    assert compared == []
+    assert engine.answers["s"] == expected_tokens(text("a", 65), 1)
 
 
 @pytest.mark.parametrize("prompt", [[], [3], text("a", 50)], ids=lambda prompt: f"{len(prompt)} tokens")

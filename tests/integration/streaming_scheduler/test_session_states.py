@@ -86,6 +86,25 @@ def test_input_waits_until_a_load_has_landed(make_engine: MakeEngine) -> None:
     assert session_tokens(engine, "s").prompt_tokens == 20
 
 
+@pytest.mark.parametrize("kept", [0, 20, 150])
+def test_appends_before_and_after_an_update_while_a_load_is_under_way_are_each_taken_in_once(
+    make_engine: MakeEngine, kept: int
+) -> None:
+    engine = make_engine()
+    loading(engine, "s", text("old", 150))
+    for number in range(5):
+        engine.scheduler.extend_prompt("s", [number])
+    # The appends that follow may go on as the prompt of before did.
+    changed = text("old", kept)
+    engine.scheduler.replace_prompt("s", changed)
+    for token in text("old", 170)[kept:]:
+        engine.scheduler.extend_prompt("s", [token])
+    assert engine.scheduler.close_input("s", [7]) == [*text("old", 170), 7]
+    engine.drain()
+    assert engine.answers["s"] == expected_tokens([*text("old", 170), 7], 1)
+    assert engine.records["s"].tokens.inputs == 5 + 1 + 170 - kept
+
+
 def test_a_session_that_was_preempted_updated_and_loaded_comes_as_new(make_engine: MakeEngine) -> None:
     """The model runner of V1 keeps what it knew of a preempted request; that is the prompt before the update."""
     engine = make_engine(blocks=20)

@@ -43,3 +43,15 @@ def test_a_session_whose_blocks_are_being_loaded_is_told_with_the_prompt_that_it
 
     assert told == [[1, 2, 3, 4, 5, 6]]
     assert prompt.length == 6
+
+
+def test_what_is_appended_while_blocks_are_being_loaded_is_kept_once() -> None:
+    """Not with a whole prompt for each append."""
+    scheduler = Scheduler()
+    for token in range(256):
+        scheduler.extend_prompt("s", [token])
+    # Nothing else tells what waits.
+    assert sum(len(late.prompt) for late in scheduler._late_input["s"]) == len(OPENED) + 256
+    ledger = scheduler.session_ledger("s")
+    assert ledger is not None and (ledger.tokens.inputs, ledger.tokens.prompt_tokens) == (256, len(OPENED) + 256)
+    assert scheduler.close_input("s", [7]) == [*OPENED, *range(256), 7]
