@@ -7,6 +7,7 @@ with an assertion.
 
 from typing import Any
 
+from decode_worker.running_adapters import RunningAdapters
 from kv_transfer.handoff.emitted_output import EmittedOutput
 from kv_transfer.vllm_private import adapter_of
 
@@ -16,6 +17,10 @@ class AdapterPlaces(EmittedOutput):
 
     lora_config: Any
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._running_adapters = RunningAdapters()
+
     def _handle_blocked_waiting_request(self, request: Any) -> bool:
         """Whether it may be admitted now; where not, it waits on."""
         return super()._handle_blocked_waiting_request(request) and self._has_adapter_place(request)
@@ -24,5 +29,5 @@ class AdapterPlaces(EmittedOutput):
         adapter = adapter_of(request)
         if not adapter or self.lora_config is None:
             return True
-        running = {adapter_of(each) for each in self.running} - {0}
+        running = self._running_adapters.of(self.running)
         return adapter in running or len(running) < self.lora_config.max_loras
