@@ -41,7 +41,7 @@ _WAITING = 64
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """When a request came, and how much of its prompt lay on the device then."""
+    """When a request came, and how much of its prompt lay on the device then, which may be gone when it begins."""
 
     at_s: float
     cached_tokens: int
@@ -133,10 +133,15 @@ class ChunkBounding(_Scheduler):
         return inf if asked is None or request.num_output_tokens else asked.at_s + self._objectives_of(request).ttft_s
 
     def _left_tokens(self, request: Any) -> int:
-        """What is to be computed of a prompt."""
+        """What is to be computed of a prompt.
+
+        A hit is believed until the request has begun, and never for its last block: what a belief costs that is wrong
+        by then is one step with a block of it. Looking each of them up again in each step would cost more.
+        """
         asked = self._asked.get(request.request_id)
         cached = asked.cached_tokens if asked is not None else 0
-        return int(request.num_tokens - max(request.num_computed_tokens, cached))
+        has = request.num_computed_tokens or max(0, min(cached, request.num_tokens - self.block_size))
+        return int(request.num_tokens - has)
 
     def _shares_out(self) -> bool:
         """Whether running prompts are limited here; else whoever plans the step does it within the budget."""
@@ -155,7 +160,9 @@ class ChunkBounding(_Scheduler):
     def _work(self) -> _Work | None:
         """None: vLLM's own schedule does."""
         work = _Work(landed=[each for each in self.kv_holding_waiting if self._has_landed(each)])
-        for request in islice(self.waiting, _WAITING):
+        # Sessions that wait for input stand there, too, and are never begun.
+        may_begin = (each for each in self.waiting if each.status is not RequestStatus.WAITING_FOR_STREAMING_REQ)
+        for request in islice(may_begin, _WAITING):
             (work.pulls if pulls(request) else work.waiting).append(request)
         if not (work.landed or work.pulls or self.has_bound):
             return None
@@ -169,8 +176,9 @@ class ChunkBounding(_Scheduler):
                 if request.num_output_tokens or request.num_output_placeholders:
                     work.decoding.append(request)
                     self._note(request)
+        landed = set(work.landed)
         for request in self.kv_holding_waiting:
-            if request not in work.landed and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            if request not in landed and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
                 work.waiting.insert(0, request)
         has_prompts = work.prompts or work.waiting or (work.pulls and self.has_bound)
         return work if has_prompts and (work.landed or work.decodes or (work.pulls and work.prompts)) else None

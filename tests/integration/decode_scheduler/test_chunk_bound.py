@@ -1,10 +1,11 @@
 """Prompts beside running decodes: how much of them a step computes, and who has what was pulled goes first."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from cluster_core.engine_reports import EngineCosts
 from decode_worker.chunk_bounding import ChunkBounding
@@ -189,6 +190,48 @@ def test_a_prompt_that_the_cache_has_is_not_late_for_what_it_need_not_compute(
     engine.turn()
 
     assert chunks(engine, "long") == [BOUND]
+
+
+def test_a_prefix_that_was_evicted_while_its_prompt_waited_is_computed_in_chunks_as_any_other(
+    make_engine: MakeEngine,
+) -> None:
+    in_order = replace(GREEDY, policy="fcfs")
+    engine = make_engine(decode=in_order, tpot_s=TPOT_S, ttft_s=1000.0, blocks=80, places=2, tiers=False)
+    engine.add("before", text("long", 20), 1)
+    engine.drain()
+    decoding(engine)
+    engine.add("hungry", text("hungry", engine.free_blocks() - 5), 1)
+    engine.add("long", text("long", 20) + text("tail", 0.5), 2)
+    until(engine, lambda: bool(engine.answers.get("long")))
+
+    first, *others = (each for each in chunks(engine, "long") if each > 1)
+    # All but that was believed to be there.
+    assert first == BLOCK_SIZE
+    assert len(others) > 5 and set(others[:-1]) == {BOUND}
+
+
+def test_what_has_landed_is_told_from_what_has_not_without_comparing_each_with_each(make_engine: MakeEngine) -> None:
+    class Counted(Request):  # type: ignore[misc]
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return self is other
+
+        __hash__ = Request.__hash__
+
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S)
+    queue = engine.scheduler.kv_holding_waiting
+    for number in range(120):
+        request = engine.request(f"{number}", text(number, 2), 1)
+        request.num_computed_tokens = request.num_tokens - 1 if number % 2 else BLOCK_SIZE
+        request.__class__ = Counted
+        queue.add_request(request)
+    # Nothing else of a step looks at them without blocks of their own.
+    engine.scheduler._work()
+    queue.remove_requests(list(queue))
+
+    assert Counted.compared < 1000
 
 
 def test_a_prompt_in_its_middle_is_finished_at_once_where_decodes_may_take_its_last_blocks(

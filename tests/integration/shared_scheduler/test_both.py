@@ -131,6 +131,34 @@ def test_beside_an_open_session_the_chunk_is_bounded_as_well(make_engine: MakeEn
     assert not engine.scheduler.chunks[Limit.TTFT]
 
 
+def test_a_session_is_computed_beside_decodes_whose_cached_prompt_was_replaced_by_another_one(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(tpot_s=TPOT_S, ttft_s=1000.0)
+    engine.add("before", text("long", 20), 1)
+    engine.drain()
+    decoding(engine, "decoder")
+    engine.open("session", text("long", 20))
+    engine.scheduler.replace_prompt("session", text("other", 15))
+    engine.scheduler.close_input("session", [])
+    until(engine, lambda: bool(engine.answers.get("session")), most_turns=20)
+
+    assert engine.answers["session"] == expected_tokens(text("other", 15), 1)
+
+
+def test_a_prompt_is_computed_beside_decodes_however_many_sessions_wait_for_input_in_front_of_it(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(tpot_s=TPOT_S, ttft_s=1000.0)
+    for number in range(64):
+        engine.open(f"session {number}", [])
+    decoding(engine, "decoder")
+    engine.add("long", text("long", 20), 1)
+    until(engine, lambda: bool(engine.answers.get("long")), most_turns=20)
+
+    assert engine.scheduler.chunks[Limit.TPOT] >= 20 * BLOCK_SIZE // BOUND
+
+
 def test_idle_sessions_leave_the_places_to_those_that_decode(make_engine: MakeEngine) -> None:
     engine = make_engine(places=4)
     for number in range(6):
