@@ -887,7 +887,8 @@ class LimitsSection(Section):
     )
     stall_timeout_s: Seconds = Field(
         60.0,
-        description="How long an engine may hang in one step or copy before its process is ended and started again.",
+        description="How long an engine may hang in one step, command or copy before its process is ended and started "
+        "again.",
     )
 
 

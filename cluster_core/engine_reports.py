@@ -38,7 +38,8 @@ class EngineLoad:
     open_sessions: int = 0
     free_host_blocks: int = 0
     total_host_blocks: int = 0
-    # How long the engine has been in a step or copy that should have ended long ago; 0 where it works. See `heartbeat`.
+    # How long the engine has been in a step, command or copy that should have ended long ago; 0 where it works. See
+    # `heartbeat`.
     stalled_s: float = 0.0
     # That a pull may still write into which its request has given up; see `kv_transfer.handoff.overdue_pulls`.
     quarantined_blocks: int = 0

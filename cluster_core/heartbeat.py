@@ -1,9 +1,10 @@
-"""The heartbeat of an engine: how long the step that runs now has taken, and whether it hangs there. Pure.
+"""The heartbeat of an engine: how long the step or command that runs now has taken, and whether it hangs there. Pure.
 
 A kernel that never returns, a deadlock in a transfer library and a frozen process all look alike from outside: a step
 began, and does not end. Steps of one engine differ by orders of magnitude, so what is too long goes by the slowest ones
-of late. Copies between device and host memory run beside steps, one after the other: an engine of which none ends any
-more hangs, too, though it steps. Written by the engine's thread, read anywhere.
+of late. Between two steps commands are carried out, which may read a disk or ask other processes. Copies between device
+and host memory run beside steps, one after the other: an engine of which none ends any more hangs, too, though it
+steps. Written by the engine's thread, read anywhere.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ FIRST_S = 10.0
 _FIRST_STEPS = 3
 # How long a copy may take, besides the step at whose end it is noticed.
 COPY_S = 10.0
+# How long a command may take: an adapter of gigabytes is read from a slow disk.
+COMMAND_S = 30.0
 # Of the slowest step of late.
 _TIMES = 5.0
 # What is left of the slowest step with each one after it: about the last thousand count.
@@ -29,6 +32,7 @@ class Heartbeat:
     def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
         self._now_s = now_s
         self._began_s: float | None = None
+        self._command_began_s: float | None = None
         # How long a copy beside steps had been due when the last step had ended.
         self._copy_due_s = 0.0
         self._slowest_s = 0.0
@@ -43,11 +47,14 @@ class Heartbeat:
 
     @property
     def stalled_s(self) -> float:
-        """How long the engine has been in its step, or a copy is due, where it hangs there; 0 where it works, or has
-        nothing to do."""
-        began_s, patience_s = self._began_s, self.patience_s
-        took_s = self._now_s() - began_s if began_s is not None else 0.0
-        bounds = ((took_s, patience_s), (self._copy_due_s, COPY_S + patience_s))
+        """How long the engine has been in its step or command, or a copy is due, where it hangs there; 0 where it
+        works, or has nothing to do."""
+        patience_s = self.patience_s
+        bounds = (
+            (self._since_s(self._began_s), patience_s),
+            (self._since_s(self._command_began_s), COMMAND_S),
+            (self._copy_due_s, COPY_S + patience_s),
+        )
         return max((each_s for each_s, bound_s in bounds if each_s > bound_s), default=0.0)
 
     def copies(self, due_since_s: float | None) -> None:
@@ -67,3 +74,15 @@ class Heartbeat:
             self._began_s = None
             self._slowest_s = max(self._slowest_s * _KEEP, self._now_s() - began_s)
             self._steps += 1
+
+    @contextmanager
+    def command(self) -> Iterator[None]:
+        """Around each command. It says nothing of how long steps take."""
+        self._command_began_s = self._now_s()
+        try:
+            yield
+        finally:
+            self._command_began_s = None
+
+    def _since_s(self, began_s: float | None) -> float:
+        return self._now_s() - began_s if began_s is not None else 0.0

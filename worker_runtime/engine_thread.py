@@ -193,7 +193,8 @@ class EngineThread:
             command = self._commands.get(block, timeout_s)
             while True:
                 if command is not None:
-                    command(work)
+                    with self.heartbeat.command():
+                        command(work)
                 command = self._commands.get_nowait()
         except queue.Empty:
             # What was taken in may leave nothing to compute: no step would report it.

@@ -70,7 +70,7 @@ class WorkerSettings:
     # What a worker whose process is asked to end leaves to what it runs, and to sessions that still take input.
     drain_timeout_s: float = 600.0
     session_grace_s: float = 5.0
-    # How long its engine may hang in one step or copy.
+    # How long its engine may hang in one step, command or copy.
     stall_timeout_s: float = 60.0
     # Of the service's secret, which the worker's host has in a file; empty: there is none.
     secret_fingerprint: str = ""

@@ -25,9 +25,9 @@ async def watch(
         await asyncio.sleep(LOOK_S)
         stalled_s = engine.status().load.stalled_s
         if bool(stalled_s) != bool(looks):
-            logger.warning("the engine hangs in a step or a copy" if stalled_s else "the engine goes on")
+            logger.warning("the engine hangs in a step, a command or a copy" if stalled_s else "the engine goes on")
             on_change()
         looks = looks + 1 if stalled_s else 0
         if looks * LOOK_S >= give_up_after_s:
-            give_up(f"it has been in one step or copy for {stalled_s:.0f} s")
+            give_up(f"it has been in one step, command or copy for {stalled_s:.0f} s")
             return

@@ -171,7 +171,7 @@ class WorkerProbes:
         if status.registration.generation != worker.generation:
             return f"it is generation {status.registration.generation} by now"
         if status.load.stalled_s:
-            return f"its engine has been in one step or copy for {status.load.stalled_s:.1f} s"
+            return f"its engine has been in one step, command or copy for {status.load.stalled_s:.1f} s"
         return ""
 
     def _move(self) -> None:

@@ -129,7 +129,7 @@ def registration_metrics(views: Sequence[admin.WorkerView]) -> list[Metric]:
         ),
         by_worker(
             "rachis_worker_stalled_seconds",
-            "How long the worker's engine has been hanging in a step or copy; 0 where it works",
+            "How long the worker's engine has been hanging in a step, command or copy; 0 where it works",
             {worker: record.load.stalled_s for worker, record in records.items()},
         ),
         by_worker(

@@ -23,7 +23,9 @@ def of_worker(view: admin.WorkerView) -> Iterator[Complaint]:
         yield Complaint("versions", f"gets no requests: {view.version_skew}")
     stalled_s = stalled(view)
     if stalled_s:
-        yield Complaint("hangs", f"gets no requests: its engine has been in one step or copy for {stalled_s:.0f} s")
+        yield Complaint(
+            "hangs", f"gets no requests: its engine has been in one step, command or copy for {stalled_s:.0f} s"
+        )
     blocks = view.load.quarantined_blocks
     if blocks:
         yield Complaint("quarantine", f"keeps {blocks} blocks from use: a pull that was given up is not over")

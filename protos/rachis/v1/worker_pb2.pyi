@@ -976,7 +976,7 @@ class WorkerLoad(_message.Message):
     active_calls: _builtins.int
     """Calls for tokens that the worker has taken and not ended; only in `GetWorkerStatusResponse`."""
     stalled_s: _builtins.float
-    """How long the engine has been in a step or copy that should have ended long ago: it hangs. 0 where it works."""
+    """How long the engine has been in a step, command or copy that should have ended long ago: it hangs. 0 where it works."""
     quarantined_blocks: _builtins.int
     """Blocks that a pull may still write into which was given up at its deadline: of use to nobody until it is over."""
     def __init__(

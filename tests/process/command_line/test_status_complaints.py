@@ -43,7 +43,7 @@ async def test_what_hangs_is_quarantined_or_poisoned_is_named(
 
     lines = (await told()).splitlines()
     assert "requests that are refused because engines died of them: 2" in lines
-    assert "decode-0 gets no requests: its engine has been in one step or copy for 12 s" in lines
+    assert "decode-0 gets no requests: its engine has been in one step, command or copy for 12 s" in lines
     assert "decode-0 keeps 31 blocks from use: a pull that was given up is not over" in lines
     assert not any(line.startswith("prefill-0 ") and "requests:" in line for line in lines)
     assert await status(empty.router.address, state_file, as_json=True) == 0

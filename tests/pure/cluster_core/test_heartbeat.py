@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster_core.heartbeat import COPY_S, FIRST_S, LEAST_S, Heartbeat
+from cluster_core.heartbeat import COMMAND_S, COPY_S, FIRST_S, LEAST_S, Heartbeat
 
 
 class Clock:
@@ -94,3 +94,30 @@ def test_what_passes_between_two_steps_is_not_the_copys(heartbeat: Heartbeat, cl
     heartbeat.copies(clock.now_s)
     clock.now_s += 1000.0
     assert heartbeat.stalled_s == 0.0, "an adapter was loaded, say"
+
+
+def test_a_command_that_does_not_end_hangs_after_as_long_as_a_slow_disk_may_take(
+    heartbeat: Heartbeat, clock: Clock
+) -> None:
+    steps(heartbeat, clock, 0.01, 0.01, 0.01)
+    with heartbeat.command():
+        clock.now_s += COMMAND_S
+        assert heartbeat.stalled_s == 0.0
+        clock.now_s += 1.0
+        assert heartbeat.stalled_s == COMMAND_S + 1.0
+    assert heartbeat.stalled_s == 0.0, "it has ended after all"
+
+
+def test_how_long_a_command_takes_says_nothing_of_steps(heartbeat: Heartbeat, clock: Clock) -> None:
+    with heartbeat.command():
+        clock.now_s += 20.0
+    assert heartbeat.patience_s == FIRST_S, "it is no step"
+    steps(heartbeat, clock, 0.01, 0.01, 0.01)
+    assert heartbeat.patience_s == LEAST_S
+
+
+def test_a_command_that_fails_has_ended(heartbeat: Heartbeat, clock: Clock) -> None:
+    with pytest.raises(ZeroDivisionError), heartbeat.command():
+        raise ZeroDivisionError
+    clock.now_s += 1000.0
+    assert heartbeat.stalled_s == 0.0

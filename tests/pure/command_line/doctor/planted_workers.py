@@ -74,13 +74,13 @@ PLANTED = (
         "worker_hangs",
         worker("decode-1", load__stalled_s=12.3),
         "decode-1",
-        "has been in one step or copy for 12 s",
+        "has been in one step, command or copy for 12 s",
     ),
     Planted(
         "worker_hangs",
         worker("decode-1", load=None, registration__load__stalled_s=70),
         "decode-1",
-        "has been in one step or copy for 70 s",
+        "has been in one step, command or copy for 70 s",
     ),
     Planted("worker_drains", worker("decode-1", registration__state=DRAINING), "decode-1", "until it is resumed"),
     Planted(

@@ -28,7 +28,7 @@ def test_what_keeps_requests_from_a_worker_comes_before_what_it_says_of_itself()
     other.version_skew, other.suspect = "vLLM 1 here, 2 there", True
     states = {row.worker_id: (row.state, row.detail) for row in worker_rows([hangs, other])}
     assert states == {
-        "a": ("hangs", "gets no requests: its engine has been in one step or copy for 12 s"),
+        "a": ("hangs", "gets no requests: its engine has been in one step, command or copy for 12 s"),
         "b": ("other_version", "gets no requests: vLLM 1 here, 2 there"),
     }
 
