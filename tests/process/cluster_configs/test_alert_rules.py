@@ -31,6 +31,8 @@ HEALTHY = {
     f'rachis_requests_total{{{ROUTER},outcome="expired"}}': "0x200",
     f'rachis_requests_total{{{ROUTER},outcome="cancelled"}}': "0+10x200",
     f'rachis_request_errors_total{{{ROUTER},status="RESOURCE_EXHAUSTED"}}': "0x200",
+    f'rachis_rate_refusals_total{{{ROUTER},limit="requests_per_s"}}': "0x200",
+    f'rachis_rate_refusals_total{{{ROUTER},limit="tokens_per_s"}}': "0x200",
     f"rachis_router_queued_requests{{{ROUTER}}}": "0x200",
     f'rachis_worker_requests{{{ROUTER},worker="prefill-0",state="running"}}': "60x200",
     f'rachis_worker_requests{{{ROUTER},worker="prefill-0",state="waiting"}}': "0x80 90x10 0x110",
@@ -111,6 +113,35 @@ FAULTS = {
         {f'rachis_request_errors_total{{{ROUTER},status="RESOURCE_EXHAUSTED"}}': "0x20 0+1x180"},
         525,
         600,
+    ),
+    "one in 40 is refused, and no rates are told": Fault(
+        ("RachisRouterOverloaded",),
+        {
+            f'rachis_request_errors_total{{{ROUTER},status="RESOURCE_EXHAUSTED"}}': "0x20 0+1x180",
+            f'rachis_rate_refusals_total{{{ROUTER},limit="requests_per_s"}}': None,
+            f'rachis_rate_refusals_total{{{ROUTER},limit="tokens_per_s"}}': None,
+        },
+        525,
+        600,
+    ),
+    "one in 40 is refused beside a tenant over its rate": Fault(
+        ("RachisRouterOverloaded",),
+        {
+            f'rachis_request_errors_total{{{ROUTER},status="RESOURCE_EXHAUSTED"}}': "0x20 0+9x180",
+            f'rachis_rate_refusals_total{{{ROUTER},limit="tokens_per_s"}}': "0x20 0+8x180",
+        },
+        525,
+        600,
+    ),
+    "all fail, and hardly anybody asks": Fault(
+        ("RachisRequestsFailing",),
+        {
+            f'rachis_requests_total{{{ROUTER},outcome="finished"}}': "0x200",
+            f'rachis_requests_total{{{ROUTER},outcome="cancelled"}}': "0x200",
+            f'rachis_requests_total{{{ROUTER},outcome="failed"}}': "0x20 1x3 2x3 3x3 4x3 5x3 6x3 7x3 8x3 9x3 10x140",
+        },
+        480,
+        720,
     ),
     "the router's queue stands": Fault(
         ("RachisQueueGrowing",), {f"rachis_router_queued_requests{{{ROUTER}}}": "0x20 17x180"}, 600, 720
@@ -265,6 +296,31 @@ def test_a_quiet_night_with_a_few_slow_requests_is_no_missed_objective(tmp_path:
         for bound, values in (("1.0", "0x200"), ("5.0", "0x200"), ("10.0", "0x20 8x180"), ("+Inf", "0x20 8x180"))
     }
     changed = {**few, f"rachis_request_ttft_seconds_count{{{ROUTER},{CLASS}}}": "0x20 8x180"}
+    ask(tmp_path, question(dict(changed), dict.fromkeys(range(0, LONG_S, 60), ())))
+
+
+def test_a_tenant_over_its_rate_does_not_fill_the_router(tmp_path: Path) -> None:
+    over = {
+        f'rachis_requests_total{{{ROUTER},outcome="refused"}}': "0x20 0+8x180",
+        f'rachis_request_errors_total{{{ROUTER},status="RESOURCE_EXHAUSTED"}}': "0x20 0+8x180",
+        f'rachis_rate_refusals_total{{{ROUTER},limit="requests_per_s"}}': "0x20 0+5x180",
+        f'rachis_rate_refusals_total{{{ROUTER},limit="tokens_per_s"}}': "0x20 0+3x180",
+    }
+    ask(tmp_path, question(dict(over), dict.fromkeys(range(0, LONG_S, 60), ())))
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        f'rachis_requests_total{{{ROUTER},outcome="failed"}}',
+        f'rachis_request_errors_total{{{ROUTER},status="RESOURCE_EXHAUSTED"}}',
+        f'rachis_handoffs_total{{{ROUTER},outcome="recomputed"}}',
+    ],
+)
+def test_a_few_that_come_to_nothing_in_a_quiet_night_wake_nobody(tmp_path: Path, figure: str) -> None:
+    """Four in ten minutes, and nobody else asks for anything."""
+    quiet = {name: "0x200" for name in HEALTHY if re.match("rachis_(requests|handoffs)_total", name)}
+    changed = {**quiet, figure: "0x20 1x10 2x10 3x10 4x150"}
     ask(tmp_path, question(dict(changed), dict.fromkeys(range(0, LONG_S, 60), ())))
 
 
