@@ -40,9 +40,9 @@ class PoisonMemory:
     def __len__(self) -> int:
         return len(self._suspects)
 
-    @property
-    def poisoned(self) -> int:
+    def poisoned(self, now_s: float) -> int:
         """Those that are refused."""
+        self._forget(now_s)
         return sum(len(suspect.engines) >= MOST_DEATHS for suspect in self._suspects.values())
 
     def deaths(self, job: Job, now_s: float) -> int:

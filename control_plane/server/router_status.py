@@ -64,7 +64,7 @@ class RouterStatus:
             cpu_s=cpu_s(),
             metrics_address=self._metrics.address,
             metrics_url=self._metrics.url,
-            poisoned_requests=self._dispatcher.poison.poisoned,
+            poisoned_requests=self._dispatcher.poison.poisoned(self._now_s()),
             open_sessions=self._router.open_sessions,
             memory=[
                 admin.MemoryUse(what=use.what, used_bytes=use.used_bytes, limit_bytes=use.limit_bytes, limit=use.limit)

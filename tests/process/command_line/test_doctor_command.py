@@ -178,7 +178,7 @@ async def an_index_that_is_wrong(world: World) -> AsyncIterator[None]:
 async def a_poisoned_request(world: World) -> AsyncIterator[None]:
     with world.patch.context() as patch:
         # Two engines would have to die of it.
-        patch.setattr(type(world.cluster.parts.dispatcher.poison), "poisoned", property(lambda self: 2))
+        patch.setattr(type(world.cluster.parts.dispatcher.poison), "poisoned", lambda self, now_s: 2)
         yield
 
 

@@ -39,7 +39,7 @@ async def test_what_hangs_is_quarantined_or_poisoned_is_named(
     ill = EngineStatus(replace(said.load, stalled_s=12.4, quarantined_blocks=31), said.counters)
     # What its engine says of itself; nothing of the stand-in can be made to hang and to answer.
     monkeypatch.setattr(decode.engine, "status", lambda: ill)
-    monkeypatch.setattr(type(empty.parts.dispatcher.poison), "poisoned", property(lambda self: 2))
+    monkeypatch.setattr(type(empty.parts.dispatcher.poison), "poisoned", lambda self, now_s: 2)
 
     lines = (await told()).splitlines()
     assert "requests that are refused because engines died of them: 2" in lines

@@ -32,9 +32,9 @@ def test_deaths_add_up_over_requests_that_ask_for_the_same(memory: PoisonMemory)
 def test_one_death_counts_once_of_however_many_that_ask_for_the_same(memory: PoisonMemory) -> None:
     for _ in range(3):
         memory.blame(job(), D0, 0.0)
-    assert (memory.deaths(job(), 0.0), memory.poisoned) == (1, 0)
+    assert (memory.deaths(job(), 0.0), memory.poisoned(0.0)) == (1, 0)
     memory.blame(job(), worker("decode-0", 2), 1.0)
-    assert (memory.deaths(job(), 1.0), memory.poisoned) == (2, 1)
+    assert (memory.deaths(job(), 1.0), memory.poisoned(1.0)) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,13 @@ def test_it_is_forgotten_so_long_after_the_last_death(memory: PoisonMemory) -> N
     assert memory.deaths(job(token_ids=[1]), 20.0 + REMEMBER_S - 1) == 0
     assert memory.deaths(job(), 20.0 + REMEMBER_S) == 0
     assert len(memory) == 0
+
+
+def test_it_is_no_longer_told_of_then_though_nothing_else_is_asked_for(memory: PoisonMemory) -> None:
+    for engine in (P0, P1):
+        memory.blame(job(), engine, 0.0)
+    assert memory.poisoned(REMEMBER_S - 1) == 1
+    assert memory.poisoned(REMEMBER_S) == 0
 
 
 def test_no_more_than_so_many_are_remembered(memory: PoisonMemory) -> None:
