@@ -87,8 +87,15 @@ class IndexCheck:
         self._settle_s = settle_s
         self._between_s = between_s
         self._now_s = now_s
-        # By worker, claims of both tiers that the last check found untrue; None before there was one.
-        self.untrue: dict[str, int] | None = None
+        self._untrue: dict[str, int] | None = None
+
+    @property
+    def untrue(self) -> dict[str, int] | None:
+        """By worker that has not left, claims of both tiers that the last check found untrue; None: there was none."""
+        if self._untrue is None:
+            return None
+        there = {member.worker_id for member in self._membership.members()}
+        return {worker_id: count for worker_id, count in self._untrue.items() if worker_id in there}
 
     async def run(self) -> admin.CheckIndexResponse:
         """Reads all workers, until they agree or the time is over; the last answer takes two seconds at most."""
@@ -107,7 +114,7 @@ class IndexCheck:
         for each in comparisons:
             _report(each)
         checks = [each.check for each in comparisons]
-        self.untrue = {check.worker_id: check.device.untrue + check.host.untrue for check in checks if not check.error}
+        self._untrue = {check.worker_id: check.device.untrue + check.host.untrue for check in checks if not check.error}
         return admin.CheckIndexResponse(workers=checks, took_s=self._now_s() - started_s)
 
     async def _look(self, comparison: _Comparison, started_s: float) -> None:

@@ -71,6 +71,17 @@ async def test_a_worker_that_does_not_answer_is_told_and_the_others_are_compared
     assert set(cluster.parts.check.untrue or ()) == {"prefill-1", "decode-0"}
 
 
+async def test_of_a_worker_that_has_left_no_untrue_claims_are_told_any_more(cluster: Cluster) -> None:
+    index_of(cluster).apply("prefill-0", ClaimChange(device_stored=keys_of("thirty-two bytes of nobody's own!")))
+    await check(cluster)
+    assert cluster.parts.check.untrue == {"decode-0": 0, "prefill-0": 1, "prefill-1": 0}
+
+    membership = cluster.parts.membership
+    membership.replace(each.registration for each in membership.members() if each.worker_id != "prefill-0")
+
+    assert cluster.parts.check.untrue == {"decode-0": 0, "prefill-1": 0}
+
+
 # Alone.
 
 
