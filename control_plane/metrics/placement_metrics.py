@@ -6,6 +6,7 @@ Labels are workers, pools, tiers, policies and reasons: never a prefix, a reques
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 from rachis.v1 import admin_pb2 as admin
@@ -17,8 +18,17 @@ from control_plane.placement.counts import PlacementCounts
 from control_plane.placement.replicator import Replicator
 
 
-class PlacementCollector(LoopCollector):
-    """status: as `GetIndexStatus` tells it. untrue: as `IndexCheck.untrue`."""
+@dataclass(frozen=True, slots=True)
+class PlacementSeen:
+    """status, untrue: of each worker. others: families of as many figures however many workers there are."""
+
+    status: admin.GetIndexStatusResponse
+    untrue: Mapping[str, int] | None
+    others: list[Metric]
+
+
+class PlacementCollector(LoopCollector[PlacementSeen]):
+    """status: as `GetIndexStatus` tells it, another message each time. untrue: as `IndexCheck.untrue`, likewise."""
 
     what = "the index"
 
@@ -37,14 +47,17 @@ class PlacementCollector(LoopCollector):
         self._replicator = replicator
         self._untrue = untrue
 
-    async def read(self) -> list[Metric]:
+    async def read(self) -> PlacementSeen:
         status = self._status()
-        return [
-            *index_metrics(status, self._untrue()),
+        others = [
             *placement_metrics(status, self._counts),
             *objective_metrics(self._counts),
             *replication_metrics(self._replicator),
         ]
+        return PlacementSeen(status, self._untrue(), others)
+
+    def metrics(self, seen: PlacementSeen) -> list[Metric]:
+        return [*index_metrics(seen.status, seen.untrue), *seen.others]
 
 
 def index_metrics(status: admin.GetIndexStatusResponse, untrue: Mapping[str, int] | None) -> list[Metric]:

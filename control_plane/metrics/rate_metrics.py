@@ -7,10 +7,10 @@ from prometheus_client.core import Metric
 from control_plane.intake.shared_rates import SharedRates
 from control_plane.intake.tenant_rates import LIMITS
 from control_plane.metrics.families import counter, counters, gauge
-from control_plane.metrics.loop_collector import LoopCollector
+from control_plane.metrics.loop_collector import SmallLoopCollector
 
 
-class RateCollector(LoopCollector):
+class RateCollector(SmallLoopCollector):
     what = "tenants' rates"
 
     def __init__(self, shared: SharedRates, loop: asyncio.AbstractEventLoop) -> None:

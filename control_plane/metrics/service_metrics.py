@@ -14,13 +14,13 @@ from cluster_core import event_log
 from cluster_core.objectives import ObjectivesByClass
 from control_plane.fleet.worker_probes import WorkerProbes
 from control_plane.metrics.families import counter, counters, gauge, gauges, pool_label
-from control_plane.metrics.loop_collector import LoopCollector
+from control_plane.metrics.loop_collector import SmallLoopCollector
 
 # Why a call is refused at the door, as `Access.refused` has it.
 _REASONS = ("wrong_key", "forbidden", "too_often", "overloaded")
 
 
-class ServiceCollector(LoopCollector):
+class ServiceCollector(SmallLoopCollector):
     """status: what the router says of itself. pools: as `GetPools` tells them."""
 
     what = "the service"

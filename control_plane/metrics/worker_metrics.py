@@ -79,7 +79,7 @@ _FIGURES: tuple[Figure[admin.WorkerView], ...] = (
 )
 
 
-class WorkerCollector(LoopCollector):
+class WorkerCollector(LoopCollector[Sequence[admin.WorkerView]]):
     what = "the workers"
 
     def __init__(
@@ -88,14 +88,16 @@ class WorkerCollector(LoopCollector):
         super().__init__(loop, timeout_s)
         self._views = views
 
-    async def read(self) -> list[Metric]:
-        views = await self._views.gather(WORKER_TIMEOUT_S, admin.ListWorkersRequest())
+    async def read(self) -> Sequence[admin.WorkerView]:
+        return await self._views.gather(WORKER_TIMEOUT_S, admin.ListWorkersRequest())
+
+    def metrics(self, seen: Sequence[admin.WorkerView]) -> list[Metric]:
         return [
-            *worker_metrics(views),
-            *registration_metrics(views),
-            *node_metrics(views),
-            *tier_metrics(views),
-            *decode_metrics(views),
+            *worker_metrics(seen),
+            *registration_metrics(seen),
+            *node_metrics(seen),
+            *tier_metrics(seen),
+            *decode_metrics(seen),
         ]
 
 
