@@ -143,6 +143,11 @@ class RequestTrace:
     def ttft_s(self) -> float | None:
         return None if self.first_token_s is None else self.first_token_s - self.asked_s
 
+    @property
+    def is_resumed(self) -> bool:
+        """Its answer had begun at another router: what it waited for here was not its first token."""
+        return self.kind == "resumed" or (self.answered is not None and self.answered.route.resumed_tokens > 0)
+
     def enter(self, stage: TraceStage, now_s: float, worker_id: str = "") -> None:
         """The stage before ends with that. The same stage at the same worker once more is no new one."""
         marks = self.marks

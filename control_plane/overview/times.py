@@ -1,6 +1,7 @@
 """What requests of late took until their first token, and for each token after it, beside the objectives. Pure.
 
-Of those that somebody waits for: best effort has objectives of its own, and its figures among the metrics.
+Of those that somebody waits for: best effort has objectives of its own, and its figures among the metrics. What is
+resumed began elsewhere, and has no times here.
 
 Read off the traces that have ended, so that a request costs nothing more for it.
 """
@@ -32,15 +33,14 @@ def recent_times(ended: Iterator[RequestTrace], now_s: float) -> RecentTimes:
     """ended: the last one to end first. now_s: on the clock of traces."""
     ttft_s: list[float] = []
     tpot_s: list[float] = []
-    awaited = (each for each in ended if class_of(each.priority) is RequestClass.INTERACTIVE)
+    awaited = (each for each in ended if class_of(each.priority) is RequestClass.INTERACTIVE and not each.is_resumed)
     for trace in islice(awaited, MOST_REQUESTS):
         if trace.ended_s is None or trace.ended_s < now_s - WINDOW_S:
             break
         if trace.ttft_s is not None:
             ttft_s.append(trace.ttft_s)
         tokens = trace.answered.completion_tokens if trace.answered is not None else 0
-        is_whole = trace.answered is not None and not trace.answered.route.resumed_tokens
-        if trace.first_token_s is not None and tokens > 1 and is_whole:
+        if trace.first_token_s is not None and tokens > 1:
             tpot_s.append((trace.ended_s - trace.first_token_s) / (tokens - 1))
     return RecentTimes(sorted(ttft_s), sorted(tpot_s))
 

@@ -47,7 +47,7 @@ class TraceRules:
     slow_s: Mapping[RequestClass, float] = field(default_factory=dict)
 
     def is_notable(self, trace: RequestTrace) -> bool:
-        ttft_s = trace.ttft_s
+        ttft_s = None if trace.is_resumed else trace.ttft_s
         is_slow = ttft_s is not None and ttft_s > self.slow_s.get(class_of(trace.priority), inf)
         return is_slow or trace.outcome in _FAILED or any(each.migrations for each in (trace, *trace.choices))
 

@@ -4,7 +4,7 @@ import pytest
 from rachis.v1 import generation_pb2 as generation
 
 from control_plane.model.request_trace import Answered, RequestTrace
-from control_plane.overview.times import MOST_REQUESTS, WINDOW_S, quantile, recent_times, times_overview
+from control_plane.overview.times import MOST_REQUESTS, WINDOW_S, RecentTimes, quantile, recent_times, times_overview
 
 NOW_S = 1000.0
 
@@ -42,12 +42,13 @@ def test_nothing_measured_is_told_as_nothing() -> None:
     assert not overview.HasField("p50_s") and not overview.HasField("p90_s") and overview.objective_s == 5.0
 
 
-def test_an_answer_that_went_on_here_has_no_tpot_here() -> None:
-    """Of its tokens most came elsewhere."""
-    trace = ended(NOW_S)
-    assert trace.answered is not None
-    trace.answered.route.resumed_tokens = 9
-    assert recent_times(iter([trace]), NOW_S).tpot_s == []
+def test_an_answer_that_went_on_here_has_no_times_here() -> None:
+    """Of its tokens most came elsewhere, and the first did; one that was broken off here has no answer to say so."""
+    resumed, broken_off = ended(NOW_S), ended(NOW_S)
+    assert resumed.answered is not None
+    resumed.answered.route.resumed_tokens = 9
+    broken_off.kind, broken_off.answered = "resumed", None
+    assert recent_times(iter([resumed, broken_off]), NOW_S) == RecentTimes([], [])
 
 
 def test_best_effort_is_left_out_and_pushes_out_nobody() -> None:

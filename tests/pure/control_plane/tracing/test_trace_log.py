@@ -4,11 +4,12 @@ from random import Random
 
 import pytest
 from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import generation_pb2 as generation
 
 from cluster_core.ids import RequestId
 from cluster_core.objectives import RequestClass
 from control_plane.model.lifecycle import RequestLifecycle
-from control_plane.model.request_trace import ParentSpan, RequestTrace
+from control_plane.model.request_trace import Answered, ParentSpan, RequestTrace
 from control_plane.tracing.told import MOST_LISTED, listed
 from control_plane.tracing.trace_log import TraceLog, found, trace_bytes
 from control_plane.tracing.traceparent import parent_of, parsed, written
@@ -85,6 +86,16 @@ def test_exported_are_those_drawn_and_those_that_missed_the_objective(
     assert collector.offered == (["r"] if is_exported else [])
     assert lifecycle.trace.is_exported is is_exported and lifecycle.trace.trace_id == 7
     assert traces.arrived_unix_s(lifecycle.trace) == 1005.0
+
+
+@pytest.mark.parametrize("kind", ["resumed", "session"])
+def test_what_went_on_here_missed_no_objective_here(kind: str) -> None:
+    trace = RequestTrace(kind=kind, first_token_s=9.0)
+    rules = TraceRules(0.0, {RequestClass.INTERACTIVE: 1.0})
+    trace.answered = Answered(8, 0, 100, generation.Route(resumed_tokens=90 if kind == "session" else 0))
+    assert not rules.is_notable(trace)
+    trace.end(10.0, "failed")
+    assert rules.is_notable(trace)
 
 
 def test_requests_are_listed_oldest_first_and_never_more_than_the_bound() -> None:
