@@ -34,7 +34,7 @@ LABELS = (
     Label("vllm", "The version of a worker's vLLM.", None),
     Label("nixl", "The version of a worker's NIXL.", None),
     Label("version", "The version of the router.", 1),
-    Label("pool", "`prefill` or `decode`.", 2),
+    Label("pool", "`prefill` and `decode`, or `shared` of workers that do both.", 3),
     Label("tier", "`device` or `host`.", 2),
     Label("class", "Of a request: `interactive`, or `best_effort` of a priority above 0.", 2),
     Label("direction", "`out` to host memory, or `back`.", 2),

@@ -11,11 +11,13 @@ from cluster_core.errors import RachisError
 from cluster_wire.http_status import BAD_INPUT, OF_ACCESS, OF_CLUSTER, http_status
 from control_plane.access.roles import HTTP_NEEDS, RPC_NEEDS
 from control_plane.console.pages import ROUTES as CONSOLE_ROUTES
+from control_plane.metrics.families import pool_label
 from control_plane.metrics.probe_server import ROUTES
 from tests import ROOT
 from tests.pure.command_line.command_tree import tree
 from tools.metric_entries import GATEWAY, ROUTER, entries
 from tools.reference import errors
+from tools.reference.labels import LABELS
 from tools.reference.table import code, prose, table
 
 FOLDER = ROOT / "docs" / "reference"
@@ -136,3 +138,9 @@ def test_code_with_a_stroke_does_not_end_its_cell(text: str, shown: str) -> None
 
 def test_a_cell_is_one_line() -> None:
     assert table(("a", "b"), [("one\ntwo", prose("x | y"))]) == "| a | b |\n|---|---|\n| one two | x &#124; y |\n"
+
+
+def test_the_label_of_a_pool_has_all_pools() -> None:
+    (label,) = [label for label in LABELS if label.name == "pool"]
+    pools = {pool_label(pool) for pool in worker_pb2.Pool.values() if pool != worker_pb2.POOL_UNSPECIFIED}
+    assert set(re.findall(r"`(\w+)`", label.values)) == pools and label.most == len(pools)
