@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.core import TyperGroup
 
 from cluster_configs.loading import load
+from control_plane.metrics.probe_server import LIVE_TIMEOUT_S
 from tests import ROOT
 from tests.command import command_tree
 from tests.prometheus import alert_rules
@@ -89,6 +91,27 @@ def test_commands_options_and_settings_exist(path: Path) -> None:
 def test_commands_that_do_not_exist_are_found(line: str) -> None:
     with pytest.raises(Exception, match=r"(?i)no such|missing"):
         parse(line)
+
+
+def test_prometheus_is_told_to_look_often_enough_to_see_an_engine_hang() -> None:
+    """Before its process ends itself: one scrape finds it, one evaluation sees that, and another one that it lasts."""
+    (snippet,) = re.findall(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
+    told = yaml.safe_load(snippet)["global"]
+    scrape_s, evaluation_s = (int(told[f"{what}_interval"].removesuffix("s")) for what in ("scrape", "evaluation"))
+    lasts_s = int(alert_rules()["RachisWorkerHangs"]["for"].removesuffix("s"))
+    assert scrape_s + evaluation_s + max(lasts_s, evaluation_s) < load().config.limits.stall_timeout_s
+
+
+def test_a_router_that_hangs_says_what_its_runbook_shows() -> None:
+    said = f"the router has not answered for {LIVE_TIMEOUT_S:g} s"
+    assert said in (FOLDER / "RachisRouterDown.md").read_text().splitlines()
+
+
+@pytest.mark.parametrize("path", RUNBOOKS, ids=lambda path: path.stem)
+def test_whoever_drains_a_host_is_told_how_it_comes_back(path: Path) -> None:
+    for step in re.split(r"^\d+\. ", path.read_text().partition("## Do this")[2], flags=re.MULTILINE):
+        if "`rachis drain" in step:
+            assert "--resume`" in step or "#taking-a-host-out" in step, step
 
 
 @pytest.mark.parametrize("path", [*RUNBOOKS, FOLDER / "README.md"], ids=lambda path: path.stem)
