@@ -1,5 +1,6 @@
 """The time to first token of the requests of late: what pools that follow their load go by."""
 
+import math
 from collections import deque
 
 _WINDOW_S = 30.0
@@ -17,10 +18,9 @@ class RecentTtft:
     def observe(self, now_s: float, ttft_s: float) -> None:
         self._observed.append((now_s, ttft_s))
 
-    def kept_by_most(self, now_s: float) -> float | None:
-        """What 90% of the last half minute kept; None where there were too few to say."""
+    def kept_by_most(self, now_s: float, since_s: float = -math.inf) -> float | None:
+        """What 90% of the last half minute kept, of those after `since_s`; None where there were too few to say."""
         while self._observed and self._observed[0][0] < now_s - _WINDOW_S:
             self._observed.popleft()
-        if len(self._observed) < _FEWEST:
-            return None
-        return sorted(ttft_s for _, ttft_s in self._observed)[int(_SHARE * (len(self._observed) - 1))]
+        counted = sorted(ttft_s for observed_s, ttft_s in self._observed if observed_s > since_s)
+        return counted[int(_SHARE * (len(counted) - 1))] if len(counted) >= _FEWEST else None

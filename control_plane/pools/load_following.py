@@ -1,12 +1,14 @@
 """Lets pools follow their load, where they are configured to: a sample every second, a decision, a new size.
 
 The samples are what the router has anyway: the workers' last registrations, its own queue, and the TTFT of the
-requests of late. While the registry does not answer these stand still: no sample is taken, and all begins anew. See
+requests of late, but for those from before the pool's last worker was ready: they say nothing of the pool as it is now.
+While the registry does not answer these stand still: no sample is taken, and all begins anew. See
 `control_plane.pools.autoscaling` for when a pool changes.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from rachis.v1 import admin_pb2 as admin
@@ -61,6 +63,8 @@ class PoolFollowing:
         # Workers that are not ready yet, or were lost, and since when.
         self._start_timeout_s = config.limits.start_timeout_s
         self._coming_since_s: dict[str, float] = {}
+        # When a pool last had somebody coming.
+        self._came_s: dict[Pool, float] = {}
 
     async def run(self) -> None:
         """Until cancelled; returns at once where no pool follows its load."""
@@ -113,6 +117,9 @@ class PoolFollowing:
             for member in self._membership.members()
             if member.registration.pool == status.pool and member.registration.state == wire.WORKER_STATE_READY
         ]
+        coming = sum(self._may_come(worker, now_s) for worker in status.workers)
+        if coming:
+            self._came_s[status.pool] = now_s
         computing, places = _usage(records)
         usage = self._usage.get(status.pool, (1.0, 1.0))
         computing, places = self._usage[status.pool] = tuple(
@@ -121,13 +128,16 @@ class PoolFollowing:
         return PoolSample(
             desired=status.desired_workers,
             ready=status.ready_workers,
-            coming=sum(self._may_come(worker, now_s) for worker in status.workers),
+            coming=coming,
             waiting=sum(record.load.waiting_requests for record in records) + self._queued(),
             # One prompt may fill a step.
             usage=computing if status.pool == wire.POOL_PREFILL else places,
             computing=computing,
-            ttft_s=None if status.pool == wire.POOL_DECODE else self._ttft.kept_by_most(now_s),
+            ttft_s=None if status.pool == wire.POOL_DECODE else self._kept_ttft_s(status.pool, now_s),
         )
+
+    def _kept_ttft_s(self, pool: Pool, now_s: float) -> float | None:
+        return self._ttft.kept_by_most(now_s, self._came_s.get(pool, -math.inf))
 
 
 def _usage(records: Sequence[wire.WorkerRegistration]) -> tuple[float, float]:

@@ -117,3 +117,12 @@ def test_recent_ttft_is_what_nine_in_ten_of_the_last_half_minute_kept() -> None:
     recent.observe(5, 30.0)
     assert recent.kept_by_most(5) == 2.0
     assert recent.kept_by_most(60) is None
+
+
+def test_recent_ttft_counts_those_after_a_moment_where_one_is_given() -> None:
+    recent = RecentTtft()
+    for second in range(10):
+        recent.observe(second, 3.0 if second < 5 else 0.2)
+    assert recent.kept_by_most(10) == 3.0
+    assert recent.kept_by_most(10, since_s=4) == 0.2
+    assert recent.kept_by_most(10, since_s=5) is None, "too few"

@@ -3,37 +3,44 @@
 from typing import Any, cast
 from unittest import mock
 
+import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_configs.schema import RachisConfig
 from control_plane.fleet.membership import Membership
 from control_plane.metrics.recent_ttft import RecentTtft
+from control_plane.model.worker_snapshot import Pool
 from control_plane.pools.autoscaling import PoolSample
 from control_plane.pools.life import Pools
 from control_plane.pools.load_following import PoolFollowing
+from control_plane.pools.pool_sections import POOL_NAMES
 from control_plane.pools.timing import POOL_TIMING
 
-DECODE, READY = wire.POOL_DECODE, admin.POOL_PHASE_READY
+PREFILL, DECODE, READY = wire.POOL_PREFILL, wire.POOL_DECODE, admin.POOL_PHASE_READY
 AUTOSCALE = {"enabled": True, "min_workers": 1, "max_workers": 8}
 
 
 class FollowedPools:
-    """A decode pool that grows and shrinks at once, and its registrations. Times are whole seconds."""
+    """A pool that grows and shrinks at once, and its registrations. Times are whole seconds."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, pool: Pool = DECODE) -> None:
+        self.pool = pool
         self.size = workers
+        self.ttft = RecentTtft()
         self.now_s = 0.0
         self.is_connected = True
         self.queued = 0
         self.membership = Membership()
         self.phases: dict[str, admin.PoolPhase.ValueType] = {}
-        config = RachisConfig.model_validate({"pools": {"decode": {"workers": workers, "autoscale": AUTOSCALE}}})
+        config = RachisConfig.model_validate(
+            {"pools": {POOL_NAMES[pool]: {"workers": workers, "autoscale": AUTOSCALE}}}
+        )
         self.following = PoolFollowing(
             config,
             cast(Pools, self),
             self.membership,
-            RecentTtft(),
+            self.ttft,
             lambda: self.queued,
             POOL_TIMING,
             lambda: self.now_s,
@@ -41,10 +48,10 @@ class FollowedPools:
         )
 
     def status(self) -> list[admin.PoolStatus]:
-        names = [f"decode-{number}" for number in range(self.size)]
+        names = [f"{POOL_NAMES[self.pool]}-{number}" for number in range(self.size)]
         workers = [admin.PoolWorker(worker_id=name, phase=self.phases.get(name, READY)) for name in names]
         ready = sum(each.phase == READY for each in workers)
-        return [admin.PoolStatus(pool=DECODE, desired_workers=self.size, ready_workers=ready, workers=workers)]
+        return [admin.PoolStatus(pool=self.pool, desired_workers=self.size, ready_workers=ready, workers=workers)]
 
     def resize(self, pool: Any, workers: int) -> None:
         self.size = workers
@@ -56,9 +63,9 @@ class FollowedPools:
         """All workers, each with so many requests of 64."""
         self.membership.replace(
             wire.WorkerRegistration(
-                worker_id=f"decode-{number}",
+                worker_id=f"{POOL_NAMES[self.pool]}-{number}",
                 generation=1,
-                pool=DECODE,
+                pool=self.pool,
                 state=wire.WORKER_STATE_READY,
                 max_running_requests=64,
                 load=wire.WorkerLoad(running_requests=running, waiting_requests=waiting),
@@ -125,6 +132,29 @@ def test_a_worker_that_has_been_there_and_starts_again_has_all_its_time() -> Non
         assert pools.looks(290) == 2
         pools.phases["decode-1"] = READY
         assert pools.looks(1) == 2
+
+
+@pytest.mark.parametrize("start_s", [5, 60, 120])
+def test_a_pool_whose_new_worker_is_enough_does_not_grow_for_what_was_late_before_it_came(start_s: int) -> None:
+    """The TTFT of the last half minute is that of the pool without it, for most of that time."""
+    pools = FollowedPools(1, PREFILL)
+    pools.registers(running=1)
+
+    def plays(seconds: int, ttft_s: float) -> int:
+        for _ in range(seconds):
+            for _ in range(10):
+                pools.ttft.observe(pools.now_s + 0.5, ttft_s)
+            pools.looks(1)
+        return pools.size
+
+    late_s = 2 * RachisConfig().objectives.ttft_s
+    while plays(1, late_s) == 1:
+        assert pools.now_s < 60
+    pools.phases["prefill-1"] = admin.POOL_PHASE_STARTING
+    assert plays(start_s, late_s) == 2
+    del pools.phases["prefill-1"]
+    assert plays(60, 0.1) == 2
+    assert plays(20, late_s) == 3, "what is late after that counts"
 
 
 def test_what_waits_in_the_router_counts_as_it_says() -> None:
