@@ -41,14 +41,14 @@ class KeptSizes:
         self._written_after = 0
         self._writing = BackgroundTasks()
 
-    async def read(self) -> dict[Pool, int]:
-        """What is kept where it still holds, else what is configured; the latter too where Redis does not answer."""
+    async def read(self) -> dict[Pool, int] | None:
+        """What is kept where it still holds, else what is configured. None where Redis does not answer: what was asked
+        for is not known."""
         try:
-            kept = await self._redis.get(self._key)
+            return held(await self._redis.get(self._key), self._configured)
         except REDIS_DOWN as error:
-            logger.warning("sizes of pools are those of the configuration: %s", error)
-            kept = None
-        return held(kept, self._configured)
+            logger.warning("sizes of pools that were asked for are not known: %s", error)
+            return None
 
     def keep(self, sizes: Mapping[Pool, int]) -> None:
         """To be called again and again: writes what has changed, or may be lost, once Redis answers. Waits for

@@ -120,7 +120,8 @@ class Pools:
                 self._leaves(worker)
             else:
                 self._coming[worker.worker_id] = self._changes.start(self._taken_over(worker))
-        self._resized(sizes)
+        # Where nobody knows what was asked for, it is what runs.
+        self._resized(sizes or {pool: len(self._roster.staying(pool)) or size for pool, size in self._sizes.items()})
         self._is_started = True
 
     def _begin(self) -> None:

@@ -5,8 +5,7 @@ up:    Ray -> embedded Redis -> lease of the name -> workers of a former start, 
 down:  gateways -> router drains -> workers -> Redis -> Ray -> what is left
        (control_plane.service.reaper, also when this is killed)
 
-Workers of a named service on a Ray that it joins are not ended where this is killed, is told to leave them, or has lost
-the service's name to another one: they go on, and are that one's.
+Workers of a named service on a Ray that it joins may stay where this ends; see `control_plane.service.workers_end`.
 """
 
 import asyncio
@@ -41,6 +40,7 @@ from control_plane.service.garbage import collect_rarely
 from control_plane.service.gateways import Gateways
 from control_plane.service.lease import ServiceLease
 from control_plane.service.state import ServiceState, StateFile
+from control_plane.service.workers_end import WorkersEnd
 from worker_runtime.node_report import NodeQuestion
 from worker_runtime.preloaded_python import JOB_VARIABLE, job_config, preloaded_python
 
@@ -136,7 +136,8 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         pools = router.parts.pools
         assert pools is not None, "the ports have actors"
         await router.start()
-        stack.push_async_callback(_end_pools, pools, config, lease)
+        workers_end = WorkersEnd(config, pools, lease, taken_over=bool(running))
+        stack.push_async_callback(workers_end.run)
         stack.push_async_callback(router.stop)
         addresses = own_places.reachable(router.address), own_places.reachable(router.admin_address)
         state_file.claim(ServiceState(service_id, *addresses, process.pid, process.create_time()))
@@ -152,6 +153,7 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         stack.callback(following.cancel)
         collect_rarely()
         gateways = await _started_gateways(config, router.address, redis_url, state_file.folder, stack)
+        workers_end.is_up = True
         yield Service(service_id, router, pools, lease, gateways)
         on_phase("service", "stopping")
 
@@ -191,11 +193,6 @@ async def _started_gateways(
     stack.push_async_callback(gateways.stop)
     gateways.start()
     return gateways
-
-
-async def _end_pools(pools: Pools, config: RachisConfig, lease: ServiceLease) -> None:
-    is_left = config.service.leave_workers or lease.lost.is_set()
-    await pools.stop(leave_workers=is_left and config.workers_outlive_serve)
 
 
 async def _embedded_redis(

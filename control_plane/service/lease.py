@@ -12,6 +12,7 @@ waits. One that was held up for longer than its lease may find that another one 
 import asyncio
 import json
 import logging
+import math
 import os
 import secrets
 import socket
@@ -37,6 +38,8 @@ _WORDS = LoopWords(
 )
 
 LEASE_S = 12.0
+# Of one question whose answer is not waited for any longer.
+_ANSWER_S = 5.0
 RENEWALS_PER_LEASE = 4
 _LOOK_S = 0.25
 
@@ -70,6 +73,8 @@ class ServiceLease:
         self._key = registry.lease_key(service_id)
         self._lease_s = lease_s
         self._interval_s = lease_s / RENEWALS_PER_LEASE
+        # When the renewal was asked for that was the last one to succeed.
+        self._renewed_s = -math.inf
         self._loop = RedisLoop(self._renew, lambda: asyncio.sleep(self._interval_s), _WORDS)
         # Set once another one has the name.
         self.lost = asyncio.Event()
@@ -111,6 +116,18 @@ class ServiceLease:
             self.lost.set()
             raise StartError(f"{_described(self._service_id, held[0])} by now", field="service.name")
 
+    async def is_ours(self) -> bool:
+        """Whether nobody else can have the name. Where Redis is silent: while the last renewal lasts."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._renew()
+        except REDIS_DOWN as error:
+            is_held = monotonic_s() - self._renewed_s < self._lease_s
+            if not is_held:
+                logger.warning("another one may have the name of the service by now, Redis does not say: %s", error)
+            return is_held and not self.lost.is_set()
+        return not self.lost.is_set()
+
     async def keep(self) -> None:
         """Renews it; goes on while Redis is away, and sets `lost` where another one has taken the name meanwhile."""
         await asyncio.sleep(self._interval_s)
@@ -137,8 +154,12 @@ class ServiceLease:
             raise StartError(f"the Redis at {self._place} {complaint(error)}", field="redis.url") from None
 
     async def _hold(self) -> tuple[bytes, int] | None:
+        asked_s = monotonic_s()
         answer: Any = await self._redis.eval(_HOLD, 1, self._key, self._value, round(self._lease_s * 1000))
-        return None if answer is None else (answer[0], answer[1])
+        if answer is not None:
+            return answer[0], answer[1]
+        self._renewed_s = asked_s
+        return None
 
 
 def _machine() -> str:

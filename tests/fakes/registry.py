@@ -25,6 +25,8 @@ class RegistryRedis(LocalRedis):
         self.is_whole = False
         # Workers and the generation up to which they were kept out, in order.
         self.fenced: list[tuple[str, int]] = []
+        # Keys that nothing is said of.
+        self.silent: set[str] = set()
         self._service_id = service_id
         self._secret = secret
 
@@ -47,6 +49,11 @@ class RegistryRedis(LocalRedis):
         worker_id = args[0].removeprefix(registry.worker_key(self._service_id, ""))
         self.fenced.append((worker_id, int(args[keys]) - 1))
         return answer
+
+    async def get(self, key: str) -> Any:
+        if key in self.silent:
+            raise redis.ConnectionError("away")
+        return await super().__getattr__("get")(key)
 
     def pipeline(self, *, transaction: bool) -> Any:
         if not self.is_whole:

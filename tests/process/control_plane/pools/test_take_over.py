@@ -68,6 +68,16 @@ async def test_a_size_that_was_asked_for_before_holds(size: int, starts: list[st
         await until(lambda: sizes(pools) == [(1, 1), (size, size)] and (actors.starts, actors.stops) == (starts, stops))
 
 
+async def test_where_nobody_knows_what_was_asked_for_it_is_what_runs() -> None:
+    """More than the configuration says; nobody of a pool is left of whom none runs."""
+    async with pools_of(decode=1) as (cluster, pools, actors):
+        await come_up(cluster, "decode-0", "decode-1")
+        cluster.registry.silent.add(registry.sizes_key(SERVICE))
+        await pools.take_over({"decode-0": DECODE, "decode-1": DECODE})
+        await until(lambda: sizes(pools) == [(1, 1), (2, 2)])
+        assert (actors.starts, actors.stops) == (["prefill-0"], [])
+
+
 async def test_what_is_asked_for_is_kept_and_whoever_leaves_ends_nobody() -> None:
     async with pools_of() as (cluster, pools, actors):
         await pools.start(quiet)

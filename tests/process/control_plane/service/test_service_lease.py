@@ -222,6 +222,34 @@ async def test_one_that_was_held_up_while_it_started_finds_its_name_lost(url: st
     await lease.give_back()
 
 
+async def test_whose_the_name_is_is_asked_where_the_loop_has_not_heard_of_it_yet(url: str, client: Any) -> None:
+    """It was held up for longer than its lease, and is told to stop before it renews."""
+    lease = lease_of("chat", url)
+    await lease.take()
+    assert await lease.is_ours()
+    await client.delete(KEY)
+    assert await lease.is_ours(), "nobody has taken it, and now nobody can"
+    await client.set(KEY, json.dumps({"host": "node-b", "pid": 7, "since_ms": 0}))
+    assert not lease.lost.is_set()
+    assert not await lease.is_ours()
+    assert lease.lost.is_set()
+    await lease.give_back()
+
+
+@pytest.mark.parametrize(("lease_s", "is_ours"), [(60.0, True), (0.2, False)])
+async def test_where_redis_is_silent_the_name_is_ours_for_as_long_as_it_was_renewed(
+    url: str, client: Any, lease_s: float, is_ours: bool
+) -> None:
+    away = Away(connect(url, 2.0))
+    lease = ServiceLease(cast(RedisClient, away), url, "chat", lease_s=lease_s)
+    await lease.take()
+    await asyncio.sleep(0.3)
+    away.failures.append(redis.ConnectionError("away"))
+    assert await lease.is_ours() is is_ours
+    assert not lease.lost.is_set()
+    await lease.give_back()
+
+
 async def test_a_redis_that_does_not_answer_is_told_without_its_password() -> None:
     lease = lease_of("chat", "redis://:secret@127.0.0.1:1/0")
     with pytest.raises(StartError, match=r"^redis\.url: the Redis at redis://:\*\*\*@127\.0\.0\.1:1/0 does not answer"):

@@ -45,6 +45,12 @@ async def test_what_one_start_keeps_the_next_one_reads() -> None:
     assert await others.read() == {wire.POOL_PREFILL: 2, wire.POOL_DECODE: 2}
 
 
+async def test_what_was_asked_for_is_not_known_where_redis_does_not_answer() -> None:
+    redis = RegistryRedis("chat")
+    redis.silent.add(registry.sizes_key("chat"))
+    assert await KeptSizes(cast(RedisClient, redis), "chat", SIZES).read() is None
+
+
 async def test_what_redis_has_lost_is_written_again_and_nothing_else_is() -> None:
     redis, losses, scaled = RegistryRedis("chat"), 0, {wire.POOL_PREFILL: 1, wire.POOL_DECODE: 6}
     kept, key = KeptSizes(cast(RedisClient, redis), "chat", SIZES, lambda: losses), registry.sizes_key("chat")
