@@ -313,8 +313,8 @@ class Pools:
         await self._draining.until_idle(worker)
         await self._actors.stop(worker.worker_id)
         worker.past_generation = worker.seen_generation
-        if worker.past_generation:
-            await self._fence.close_out(worker.worker_id, worker.past_generation)
+        if worker.past_generation and not await self._fence.close_out(worker.worker_id, worker.past_generation):
+            self._roster.to_fence[worker.worker_id] = worker.past_generation
 
     async def _start_again(self, worker: PoolWorker) -> None:
         """One that is the last of its kind has another one stand in for it meanwhile."""
@@ -373,14 +373,12 @@ class Pools:
         self._roster.observe(registrations, self._without_node if fresh else {}, now_s)
         if self._is_started:
             self._kept.keep({pool: len(self._roster.staying(pool)) for pool in self._sizes})
-        for worker in self._roster.workers():
-            if not worker.to_fence:
-                continue
-            if not await self._fence.close_out(worker.worker_id, worker.to_fence):
+        for worker_id, generation in list(self._roster.to_fence.items()):
+            if not await self._fence.close_out(worker_id, generation):
                 # Not the others either; the registry is looked at meanwhile.
                 return
-            logger.warning("%s is lost: its generation %d is fenced", worker.worker_id, worker.to_fence)
-            worker.to_fence = 0
+            logger.warning("%s is gone: its generation %d is fenced", worker_id, generation)
+            self._roster.fenced(worker_id, generation)
 
     async def _listen_to_ray(self) -> None:
         """In a task of its own: a Ray that hangs holds up nobody."""

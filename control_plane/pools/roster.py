@@ -30,8 +30,8 @@ class PoolWorker:
     """One wanted worker.
 
     generation: of the start that was ready last, until it is lost; 0 before that. seen_generation: the highest that has
-    registered under its name, ready or not. past_generation: what the registry still has up to this one counts for
-    nothing. to_fence: a generation that is not to register again, whose process Ray has given up.
+    registered under its name, ready or not. address: where that one answers. past_generation: what the registry still
+    has up to this one counts for nothing.
     trouble: why its last start failed, as far as that is known. absent_since_s: since when it has had no registration;
     None where it has one.
 
@@ -45,8 +45,8 @@ class PoolWorker:
     detail: str = ""
     generation: int = 0
     seen_generation: int = 0
+    address: str = ""
     past_generation: int = 0
-    to_fence: int = 0
     trouble: str = ""
     absent_since_s: float | None = None
     leaves: bool = False
@@ -68,10 +68,11 @@ class PoolWorker:
 @dataclass(slots=True)
 class Roster:
     """minimum: of each pool of the service, workers below which it is short. shrinks_to: to so many, where it follows
-    its load."""
+    its load. to_fence: generations that are not to register again, and have not been fenced yet, by worker id."""
 
     minimum: Mapping[Pool, int]
     shrinks_to: Mapping[Pool, int] = field(default_factory=dict)
+    to_fence: dict[str, int] = field(default_factory=dict)
     _past: dict[str, int] = field(default_factory=dict)
     _workers: dict[str, PoolWorker] = field(default_factory=dict)
     _lost: dict[Pool, int] = field(default_factory=lambda: dict.fromkeys(POOL_NAMES, 0))
@@ -96,6 +97,11 @@ class Roster:
         # The name is used again, and the registry may still have this one for a while.
         self._past[worker.worker_id] = worker.seen_generation
 
+    def fenced(self, worker_id: str, generation: int) -> None:
+        """This generation of `to_fence` is; a later one may be to fence by now."""
+        if self.to_fence.get(worker_id) == generation:
+            del self.to_fence[worker_id]
+
     def get(self, worker_id: str) -> PoolWorker | None:
         return self._workers.get(worker_id)
 
@@ -109,8 +115,9 @@ class Roster:
         return [worker for worker in self.workers(pool) if not (worker.leaves or worker.stands_in)]
 
     def surplus(self, pool: Pool, size: int) -> list[PoolWorker]:
-        """Who leaves for the pool to have so many: those that are not ready, then the highest numbers."""
-        staying = sorted(self.staying(pool), key=lambda worker: worker.phase != _READY)
+        """Who leaves for the pool to have so many: those that are not ready, then the highest numbers. Whoever was
+        ready, and may still run answers, leaves after those that were not."""
+        staying = sorted(self.staying(pool), key=lambda worker: (worker.phase != _READY, not worker.generation))
         return staying[size:]
 
     def ready(self, pool: Pool) -> int:
@@ -125,7 +132,8 @@ class Roster:
         for worker in self._workers.values():
             record = records.get(worker.worker_id)
             if record is not None:
-                worker.seen_generation = max(worker.seen_generation, record.generation)
+                if record.generation >= worker.seen_generation:
+                    worker.seen_generation, worker.address = record.generation, record.address
                 if record.generation <= worker.past_generation:
                     record = None
             if not (worker.leaves or worker.is_down):
@@ -142,7 +150,7 @@ class Roster:
             self._lost[worker.pool] += 1
             worker.generation = 0
         if record is None and no_process is not None and worker.seen_generation > worker.past_generation:
-            worker.to_fence = worker.past_generation = worker.seen_generation
+            self.to_fence[worker.worker_id] = worker.past_generation = worker.seen_generation
         if record is not None and record.state == wire.WORKER_STATE_READY:
             worker.generation, worker.trouble = record.generation, ""
             worker.is_at(_READY)

@@ -27,6 +27,7 @@ class RegistryRedis(LocalRedis):
         self.fenced: list[tuple[str, int]] = []
         # Keys that nothing is said of.
         self.silent: set[str] = set()
+        self.can_fence = True
         self._service_id = service_id
         self._secret = secret
 
@@ -41,6 +42,8 @@ class RegistryRedis(LocalRedis):
         self.store.delete(registry.worker_key(self._service_id, worker_id))
 
     async def eval(self, script: str, keys: int, *args: Any) -> Any:
+        if script == FENCE and not self.can_fence:
+            raise redis.ConnectionError("away")
         if script != FENCE and not self.is_whole:
             raise redis.ConnectionError("only the registry is there")
         answer = await super().eval(script, keys, *args)

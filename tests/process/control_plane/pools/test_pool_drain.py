@@ -13,7 +13,7 @@ from rachis.v1 import worker_pb2_grpc
 
 from cluster_core.errors import DeadlineError
 from tests.fakes.answers import failure, text_of, whole_text
-from tests.fakes.cluster import named, until
+from tests.fakes.cluster import DECODE, named, until
 from tests.process.control_plane.pools.pool_world import busy_worker, followed, pools_of, quiet, removed, sizes
 
 # Tokens: more than a worker sends to a router that says nothing.
@@ -35,6 +35,23 @@ async def test_a_drained_worker_leaves_only_after_what_it_runs_has_ended() -> No
         assert actors.stops == ["decode-0"]
         assert sizes(pools) == [(1, 1), (1, 1)]
         assert [status.lost_workers for status in pools.status()] == [0, 0]
+
+
+async def test_a_worker_whose_registration_has_ended_leaves_only_after_what_it_runs_has_ended() -> None:
+    """Its host is cut off from Redis: Ray has its process, and routers read its answers."""
+    async with pools_of() as (cluster, pools, actors):
+        await pools.start(quiet)
+        busy, running = await busy_worker(cluster)
+        await cluster.unregister(busy)
+        await until(lambda: sizes(pools)[1] == (2, 1))
+        pools.resize(DECODE, 1)
+        await until(lambda: any("1 requests run" in each.detail for each in pools.status()[1].workers))
+        assert actors.stops == []
+
+        busy.engine.resume()
+        assert text_of(await running)
+        await until(lambda: len(pools.status()[1].workers) == 1)
+        assert actors.stops == ["decode-0"]
 
 
 async def test_a_drained_worker_leaves_only_after_its_routers_have_taken_what_it_has_said() -> None:

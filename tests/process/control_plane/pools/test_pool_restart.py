@@ -137,6 +137,20 @@ async def test_what_has_ended_counts_for_nothing_and_does_not_register_again() -
         assert fenced == [("decode-0", old.generation), ("decode-1", last)]
 
 
+async def test_what_cannot_be_fenced_when_it_ends_is_fenced_once_redis_answers() -> None:
+    async with pools_of(decode=3) as (cluster, pools, _):
+        await pools.start(quiet)
+        generations = {worker.name: worker.record.generation for worker in cluster.workers}
+        cluster.registry.can_fence = False
+        await removed(cluster, "decode-2")
+        await followed(cluster.admin.RestartWorkers(admin.RestartWorkersRequest(worker_ids=["decode-0"])))
+        assert cluster.registry.fenced == []
+        cluster.registry.can_fence = True
+        await until(lambda: len(cluster.registry.fenced) == 2)
+        assert cluster.registry.fenced == [(name, generations[name]) for name in ("decode-2", "decode-0")]
+        assert sizes(pools) == [(1, 1), (2, 2)]
+
+
 # The stand-in of the only decode worker.
 
 

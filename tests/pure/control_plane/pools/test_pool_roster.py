@@ -138,9 +138,9 @@ def test_a_lost_worker_whose_process_ray_has_given_up_is_to_be_fenced(roster: Ro
     worker = roster.add(PREFILL)
     seen(roster, record("prefill-0", 5))
     seen(roster)
-    assert worker.to_fence == 0
+    assert roster.to_fence == {}
     seen(roster, without_node=[("prefill-0", "no node has 1 rachis_prefill free")])
-    assert worker.to_fence == 5
+    assert roster.to_fence == {"prefill-0": 5}
 
     seen(roster, record("prefill-0", 5))
     assert told(worker)[0] == "STARTING", "what comes back of that start counts for nothing"
@@ -154,7 +154,7 @@ def test_a_worker_that_only_did_not_reach_the_registry_may_come_back(roster: Ros
     seen(roster)
     seen(roster, record("prefill-0", 5))
     seen(roster, record("prefill-0", 5), without_node=[("prefill-0", "")])
-    assert (told(worker)[0], worker.to_fence) == ("READY", 0)
+    assert (told(worker)[0], roster.to_fence) == ("READY", {})
 
 
 def test_a_name_that_is_used_again_does_not_take_over_what_the_registry_still_has(roster: Roster) -> None:
@@ -174,10 +174,10 @@ def test_a_name_that_is_used_again_does_not_take_over_what_the_registry_still_ha
 def test_who_is_cut_off_before_or_after_it_was_ready_is_to_be_fenced_too(
     roster: Roster, state: wire.WorkerState.ValueType
 ) -> None:
-    worker = roster.add(PREFILL)
+    roster.add(PREFILL)
     seen(roster, record("prefill-0", 5, state))
     seen(roster, without_node=[("prefill-0", "")])
-    assert (worker.to_fence, lost(roster)) == (5, 0)
+    assert (roster.to_fence, lost(roster)) == ({"prefill-0": 5}, 0)
 
 
 def test_why_a_start_failed_is_told_until_the_next_one_says_more(roster: Roster) -> None:
@@ -211,6 +211,34 @@ def test_who_is_not_ready_leaves_before_who_is(roster: Roster) -> None:
     assert [worker.worker_id for worker in roster.surplus(DECODE, 3)] == ["decode-2"]
     assert [worker.worker_id for worker in roster.surplus(DECODE, 1)] == ["decode-3", "decode-0", "decode-2"]
     assert roster.surplus(DECODE, 4) == roster.surplus(DECODE, 9) == []
+
+
+def test_whoever_was_ready_and_is_away_leaves_after_those_that_were_not(roster: Roster) -> None:
+    """Its answers may go on; those that start have none."""
+    for _ in range(3):
+        roster.add(DECODE)
+    seen(roster, record("decode-1", 1), record("decode-2", 2))
+    seen(roster, record("decode-1", 1))
+    assert [worker.worker_id for worker in roster.surplus(DECODE, 2)] == ["decode-0"]
+    assert [worker.worker_id for worker in roster.surplus(DECODE, 1)] == ["decode-2", "decode-0"]
+
+
+def test_where_a_worker_answered_last_is_known_when_its_registration_has_ended(roster: Roster) -> None:
+    worker = roster.add(PREFILL)
+    for generation, address in ((5, "host:1"), (6, "host:2")):
+        seen(roster, wire.WorkerRegistration(worker_id="prefill-0", generation=generation, address=address))
+    seen(roster)
+    assert (worker.seen_generation, worker.address) == (6, "host:2")
+
+
+def test_what_is_to_be_fenced_is_until_that_generation_is(roster: Roster) -> None:
+    roster.add(PREFILL)
+    seen(roster, record("prefill-0", 5))
+    seen(roster, without_node=[("prefill-0", "")])
+    roster.fenced("prefill-0", 4)
+    assert roster.to_fence == {"prefill-0": 5}
+    roster.fenced("prefill-0", 5)
+    assert roster.to_fence == {}
 
 
 def test_status_tells_what_is_wanted_needed_and_ready(roster: Roster) -> None:
