@@ -5,6 +5,7 @@ Whoever logs uses `logging` as everybody does. The ids of the request come from 
 message looks like two. A line that cannot be written, on a full disk or to a reader that has gone, is lost and counted.
 """
 
+import errno
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ _TEXT = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (?P<level>[A-Z]+) +(?P<process>\S+) (?P<logger>\S+): "
     r"(?P<message>.*?)(?: \[request (?P<request_id>[^\s\]]+?)(?:, trace (?P<trace_id>\w+))?\])?"
 )
+_BEGINNING = re.compile(r"the log of a process(?: of service (?P<service>.+))? begins")
 _IN_AN_ID = "/:@!$&'()*+;=?~"
 _about: ContextVar[tuple[str, str]] = ContextVar("about", default=("", ""))
 # Of a request: what it is called outside of this process, and its trace; by the attempt's id, which its engine knows.
@@ -90,17 +92,24 @@ class LogFile:
     def __init__(self, path: Path, most_bytes: int = MOST_FILE_BYTES) -> None:
         self.path = path
         self._most_bytes = most_bytes
+        # What was written last is half a line.
+        self._is_torn = False
 
     def write(self, text: str) -> int:
+        """Raises OSError, also where the disk has become full within the line; the next begins a line of its own."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.path.exists() and self.path.stat().st_size > self._most_bytes:
             self.path.replace(self.path.with_name(f"{self.path.name}.1"))
         # Opened for each line: lines are few, and whatever moves the file away finds it closed.
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        line = f"\n{text}".encode() if self._is_torn else text.encode()
         try:
-            return os.write(file, text.encode())
+            self._is_torn = os.write(file, line) < len(line)
         finally:
             os.close(file)
+        if self._is_torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return len(text)
 
     def flush(self) -> None:
         """What is written is with the system already."""
@@ -111,7 +120,7 @@ class EventHandler(logging.Handler):
 
     def __init__(self, service: str, process: str, *, as_json: bool, stream: Stream | None = None) -> None:
         super().__init__()
-        self._service = service
+        self.service = service
         self._process = process
         self._as_json = as_json
         self.stream = stream
@@ -122,7 +131,7 @@ class EventHandler(logging.Handler):
         stream = self.stream or sys.stderr
         before = getattr(stream, "lost", 0)
         try:
-            event = event_of(record, self._service, self._process)
+            event = event_of(record, self.service, self._process)
             stream.write(f"{event.as_json() if self._as_json else event.as_text()}\n")
             stream.flush()
         except Exception:  # noqa: BLE001 - what is logged may raise anything where it is asked for its text
@@ -133,12 +142,14 @@ class EventHandler(logging.Handler):
             self.lost += getattr(stream, "lost", 0) > before
 
 
-def set_up(service: str, process: str, rules: LogRules, file: Path | None = None) -> list[EventHandler]:
-    """From now on this process logs so, to standard error and to `file`."""
-    as_json = rules.form == "json"
-    handlers = [EventHandler(service, process, as_json=as_json)]
+def set_up(
+    service: str, process: str, rules: LogRules, file: Path | None = None, *, only_there: bool = False
+) -> list[EventHandler]:
+    """From now on this process logs so, to standard error and to `file`. only_there: to `file` alone."""
+    streams: list[Stream | None] = [] if only_there else [None]
     if file is not None:
-        handlers.append(EventHandler(service, process, as_json=as_json, stream=LogFile(file)))
+        streams.append(LogFile(file))
+    handlers = [EventHandler(service, process, as_json=rules.form == "json", stream=stream) for stream in streams]
     set_levels(logging.getLevelName(rules.level))
     root = logging.getLogger()
     for handler in handlers:
@@ -156,11 +167,13 @@ def set_levels(level: int) -> None:
 
 
 @contextmanager
-def logged(service: str, process: str, rules: LogRules, file: Path | None = None) -> Iterator[None]:
+def logged(
+    service: str, process: str, rules: LogRules, file: Path | None = None, *, only_there: bool = False
+) -> Iterator[None]:
     """As `set_up`, while the block runs."""
     root = logging.getLogger()
     level = root.level
-    handlers = set_up(service, process, rules, file)
+    handlers = set_up(service, process, rules, file, only_there=only_there)
     try:
         yield
     finally:
@@ -176,15 +189,30 @@ def beginning(service: str) -> str:
     return f"the log of a process of service {service} begins" if service else "the log of a process begins"
 
 
+def begun_by(event: LogEvent) -> str | None:
+    """The service of the process whose log this event begins, empty where it is of none; None where it begins none."""
+    found = _BEGINNING.fullmatch(event.message) if event.logger == __name__ else None
+    return found and (found["service"] or "")
+
+
+def look_first(at: logging.Filter) -> None:
+    """From now on this process logs what that leaves of a record, wherever it writes."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, EventHandler):
+            handler.addFilter(at)
+
+
 def lost_lines() -> int:
     """That this process could not write since `set_up`."""
     return sum(handler.lost for handler in logging.getLogger().handlers if isinstance(handler, EventHandler))
 
 
-def log_file() -> Path | None:
-    """That this process writes beside standard error."""
-    streams = (handler.stream for handler in logging.getLogger().handlers if isinstance(handler, EventHandler))
-    return next((stream.path for stream in streams if isinstance(stream, LogFile)), None)
+def log_file() -> tuple[Path, str] | None:
+    """That this process writes, and its service."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, EventHandler) and isinstance(handler.stream, LogFile):
+            return handler.stream.path, handler.service
+    return None
 
 
 def about(request_id: str, trace_id: str = "") -> None:
@@ -217,7 +245,7 @@ def event_of(record: logging.LogRecord, service: str, process: str) -> LogEvent:
         _one_line(message_of(record)),
         request_id,
         trace_id,
-        _short(_exception_of(record)),
+        end_of(_exception_of(record)),
     )
 
 
@@ -272,6 +300,11 @@ def message_of(record: logging.LogRecord) -> str:
     except Exception:  # noqa: BLE001 - what is logged may raise anything where it is asked for its text
         # Its arguments do not fit.
         return str(record.msg)
+
+
+def end_of(exception: str) -> str:
+    """As far as one may be long: why it was raised is what it says last."""
+    return exception if len(exception) <= MOST_CHARACTERS else f"…{exception[1 - MOST_CHARACTERS :]}"
 
 
 def _one_line(message: str) -> str:

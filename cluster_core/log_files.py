@@ -13,7 +13,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO, Generic, TypeVar
 
-from cluster_core.event_log import LEVELS, MOST_CHARACTERS, LogEvent, beginning, parsed
+from cluster_core.event_log import LEVELS, LogEvent, beginning, begun_by, end_of, parsed
 
 MOST_FILES = 256
 # Of one file, and of all that one query reads.
@@ -56,9 +56,9 @@ class Told(Generic[Event]):
 ReadLogs = Callable[[LogQuery], Told[LogEvent]]
 
 
-def read_own(files: Iterable[Path], query: LogQuery) -> Told[LogEvent]:
-    """Of files that are the service's, whatever they say."""
-    return latest((event for text in _ends(_newest(files, query)) for event in _events(text)), query)
+def read_own(files: Iterable[Path], service: str, query: LogQuery) -> Told[LogEvent]:
+    """Of files that this service's processes write, and those of other services may have written before."""
+    return latest((event for text in _ends(_newest(files, query)) for event in _ours(_events(text), service)), query)
 
 
 def read_of_service(folder: Path, pattern: str, service: str, query: LogQuery) -> Told[LogEvent]:
@@ -95,23 +95,35 @@ def last_of(
 def _events(text: str) -> Iterator[LogEvent]:
     """With the exceptions that stand behind events of text."""
     last: LogEvent | None = None
+    behind: list[str] = []
     for line in text.split("\n"):
         event = parsed(line)
         if event is None and last is not None and line.startswith(_EXCEPTION_LINE):
-            last = _with_line(last, line.removeprefix(_EXCEPTION_LINE))
+            behind.append(line.removeprefix(_EXCEPTION_LINE))
             continue
         if last is not None:
-            yield last
-        last = event
+            yield _with_lines(last, behind)
+        last, behind = event, []
     if last is not None:
-        yield last
+        yield _with_lines(last, behind)
 
 
-def _with_line(event: LogEvent, line: str) -> LogEvent:
-    """One more of its exception, as far as one may be long."""
-    if len(event.exception) + len(line) > MOST_CHARACTERS:
+def _ours(events: Iterable[LogEvent], service: str) -> Iterator[LogEvent]:
+    """Those of this service, and those that do not say whose they are."""
+    begun = ""
+    for event in events:
+        told = begun_by(event)
+        begun = begun if told is None else told
+        if (event.service or begun) in ("", service):
+            yield event
+
+
+def _with_lines(event: LogEvent, lines: Sequence[str]) -> LogEvent:
+    """With these behind its exception."""
+    if not lines:
         return event
-    return replace(event, exception=f"{event.exception}\n{line}" if event.exception else line)
+    own = [event.exception] if event.exception else []
+    return replace(event, exception=end_of("\n".join([*own, *lines])))
 
 
 def _newest(files: Iterable[Path], query: LogQuery) -> list[Path]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,6 +37,8 @@ def gateway_command(
         str, typer.Option(help="URL where responses are stored; - reads it from standard input; default: nowhere.")
     ] = "",
     assignments: options.Assignments = None,
+    log_file: Annotated[Path | None, typer.Option(hidden=True, help="Events go there, not to standard error.")] = None,
+    service: Annotated[str, typer.Option(hidden=True, help="Whose they are.")] = "",
     as_json: options.AsJson = False,
 ) -> None:
     """HTTP for a running service: the APIs of OpenAI and Anthropic, as `vllm serve` answers them.
@@ -67,7 +70,11 @@ def gateway_command(
         wait_s=wait_s,
         on_listening=listening,
     )
-    with lossy_output(), event_log.logged("", "gateway", config.log_rules):
+    only_there = log_file is not None
+    with (
+        lossy_output(),
+        event_log.logged(service, "gateway", config.log_rules, log_file, only_there=only_there),
+    ):
         asyncio.run(serving)
 
 

@@ -45,7 +45,7 @@ def route_command(
         run = route_together(loaded, routers, folder, as_json=as_json)
     else:
         options.check_own_port(section, is_kept=number is not None)
-        name = "route" if number is None else f"route-{section.port}-{number}"
+        name = f"route-{section.port}" if number is None else f"route-{section.port}-{number}"
         run = route(loaded, as_json=as_json)
     with (
         lossy_output(),

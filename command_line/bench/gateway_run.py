@@ -15,7 +15,7 @@ from cluster_configs.loading import LoadedConfig
 from cluster_configs.schema import GatewaySection
 from command_line.output import err, out, print_json, print_table
 from command_line.own_service import target_service
-from control_plane.service.gateways import Gateways
+from control_plane.service.gateways import GatewayLogs, Gateways
 from control_plane.service.state import StateFile
 
 _PROCESSES = (1, 2)
@@ -64,7 +64,7 @@ async def bench_gateway(loaded: LoadedConfig, state_file: StateFile, requests: i
 @asynccontextmanager
 async def _gateways(router: str, processes: int) -> AsyncIterator[Gateways]:
     with tempfile.TemporaryDirectory(prefix="rachis-gateways-") as folder:
-        gateways = Gateways(GatewaySection(port=0, processes=processes), router, Path(folder))
+        gateways = Gateways(GatewaySection(port=0, processes=processes), router, GatewayLogs(Path(folder), ""))
         gateways.start()
         try:
             yield gateways

@@ -35,7 +35,7 @@ _OWN = "the logs of this router and its gateways cannot be read"
 def read_beside(query: LogQuery) -> Told[LogEvent]:
     """Of the file that this process writes, and of the routers and gateways whose files lie beside it."""
     own = event_log.log_file()
-    return read_own(beside(own), query) if own is not None else Told(())
+    return read_own(beside(own[0]), own[1], query) if own is not None else Told(())
 
 
 def beside(own: Path) -> Iterable[Path]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster_configs.front_keys import apart
@@ -15,19 +16,39 @@ _STOP_TIMEOUT_S = 10.0
 _KEY_OF_FRONT = "VLLM_API_KEY"
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayLogs:
+    """folder: of their files. service: whose they are."""
+
+    folder: Path
+    service: str
+    rules: LogRules = field(default_factory=LogRules)
+
+    def of(self, number: int) -> Path:
+        """The events of the one with this number, which begins its file anew when it is full."""
+        return self.folder / f"gateway-{number}.log"
+
+    def errors_of(self, number: int) -> Path:
+        """What it writes to standard error: why it could not start, or how it ended."""
+        return self.folder / f"gateway-{number}.err"
+
+    def settings(self, number: int) -> tuple[str, ...]:
+        rules = ("--set", f"log_level={self.rules.level}", "--set", f"log_format={self.rules.form}")
+        return "--log-file", str(self.of(number)), "--service", self.service, *rules
+
+
 class Gateways:
-    """`start`, then `first_url`, then `stop`. router: where they find it. folder: of their logs."""
+    """`start`, then `first_url`, then `stop`. router: where they find it."""
 
     def __init__(
         self,
         section: GatewaySection,
         router: str,
-        folder: Path,
+        logs: GatewayLogs,
         command: Sequence[str] = (),
         *,
         redis_url: str = "",
         security: SecuritySection | None = None,
-        logs: LogRules | None = None,
         pauses: Pauses = PAUSES,
     ) -> None:
         """command: what is run, with options behind it; a test has another. redis_url: where they store responses.
@@ -39,13 +60,15 @@ class Gateways:
         options = (
             "--address", router, "--host", section.host, "--port", str(section.port or hold_port(section.host)),
             "--json", "--redis", "-", *_settings(section), *_security_settings(security or SecuritySection()),
-            *_log_settings(logs or LogRules()), "--disable-uvicorn-access-log", *front_options,
+            "--disable-uvicorn-access-log", *front_options,
         )  # fmt: skip
-        whole = (*(command or (*engine_python(), "-m", "command_line.main", "gateway")), *options)
-        log = lambda number: folder / f"gateway-{number}.log"  # noqa: E731
-        self.processes = KeptProcesses(
-            Kept("gateway", section.processes, lambda _: whole, f"{redis_url}\n", log, environment), pauses
-        )
+        start = command or (*engine_python(), "-m", "command_line.main", "gateway")
+
+        def whole(number: int) -> tuple[str, ...]:
+            return *start, *logs.settings(number), *options
+
+        kept = Kept("gateway", section.processes, whole, f"{redis_url}\n", logs.errors_of, environment)
+        self.processes = KeptProcesses(kept, pauses)
 
     def start(self) -> None:
         self.processes.start()
@@ -76,7 +99,3 @@ def _security_settings(security: SecuritySection) -> Iterator[str]:
     """What it needs of it: keys are the routers' alone."""
     for name, value in security.model_dump(include=set(GATEWAY_SECURITY), exclude_defaults=True).items():
         yield from ("--set", f"security.{name}={value}")
-
-
-def _log_settings(logs: LogRules) -> tuple[str, ...]:
-    return "--set", f"log_level={logs.level}", "--set", f"log_format={logs.form}"

@@ -37,7 +37,7 @@ from control_plane.server.router_server import RouterServer
 from control_plane.service import own_places, preflight, reaper
 from control_plane.service.embedded_redis import EmbeddedRedis, memory_mib
 from control_plane.service.garbage import collect_rarely
-from control_plane.service.gateways import Gateways
+from control_plane.service.gateways import GatewayLogs, Gateways
 from control_plane.service.lease import ServiceLease
 from control_plane.service.state import ServiceState, StateFile
 from control_plane.service.workers_end import WorkersEnd
@@ -152,7 +152,9 @@ async def running_service(loaded: LoadedConfig, state_file: StateFile, on_phase:
         following = asyncio.create_task(router.follow_load())
         stack.callback(following.cancel)
         collect_rarely()
-        gateways = await _started_gateways(config, router.address, redis_url, state_file.folder, stack)
+        gateways = await _started_gateways(
+            config, router.address, redis_url, GatewayLogs(state_file.folder, service_id, config.log_rules), stack
+        )
         workers_end.is_up = True
         yield Service(service_id, router, pools, lease, gateways)
         on_phase("service", "stopping")
@@ -181,15 +183,13 @@ async def _load_adapters(config: RachisConfig, router: RouterServer, on_phase: O
 
 
 async def _started_gateways(
-    config: RachisConfig, router: str, redis_url: str, folder: Path, stack: AsyncExitStack
+    config: RachisConfig, router: str, redis_url: str, logs: GatewayLogs, stack: AsyncExitStack
 ) -> Gateways | None:
     """Behind the workers: it is no use without them, and has more to load than the router."""
     if config.gateway.port is None:
         return None
     at = own_places.reachable(router)
-    gateways = Gateways(
-        config.gateway, at, folder, redis_url=redis_url, security=config.security, logs=config.log_rules
-    )
+    gateways = Gateways(config.gateway, at, logs, redis_url=redis_url, security=config.security)
     stack.push_async_callback(gateways.stop)
     gateways.start()
     return gateways

@@ -15,10 +15,9 @@ import pytest_asyncio
 import websockets
 
 from cluster_configs.schema import GatewaySection, SecuritySection
-from cluster_core.event_log import LogRules
 from control_plane.access.key_file import edit
 from control_plane.access.roles import HTTP_NEEDS, Identity, Need, Role
-from control_plane.service.gateways import Gateways
+from control_plane.service.gateways import GatewayLogs, Gateways
 from tests.process.control_plane.access.certified_world import ONE_SENTENCE, Certified, certified_cluster
 from tests.process.control_plane.access.conftest import made_keys
 
@@ -55,7 +54,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
             client_ca_file=authority,
         )  # fmt: skip
         section = GatewaySection(host="127.0.0.1", port=0)
-        gateways = Gateways(section, certified.address, folder / "gateways", security=security, logs=LogRules())
+        gateways = Gateways(section, certified.address, GatewayLogs(folder / "gateways", ""), security=security)
         gateways.start()
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):

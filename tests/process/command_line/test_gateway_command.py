@@ -1,5 +1,6 @@
 """What `rachis gateway` is told: its section of the configuration, and where Redis is."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,3 +55,12 @@ def test_a_url_comes_as_an_option_or_on_standard_input(told: list[Any]) -> None:
     rachis(*COMMAND, "--redis", "redis://a:1/0")
     CliRunner().invoke(command_tree(), [*COMMAND, "--redis", "-"], input="redis://:secret@b:1/0\nmore\n")
     assert [named["redis_url"] for *_, named in told] == ["redis://a:1/0", "redis://:secret@b:1/0"]
+
+
+def test_a_gateway_of_serve_writes_its_events_to_a_file_of_its_own_and_not_to_standard_error(
+    told: list[Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "gateway-0.log"
+    assert rachis(*COMMAND, "--log-file", str(file), "--service", "svc-1").stderr == ""
+    assert "the log of a process of service svc-1 begins" in file.read_text()
+    assert "the log of a process begins" in rachis(*COMMAND).stderr

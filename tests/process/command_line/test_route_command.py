@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +34,7 @@ class MadeUpRouter:
 @pytest.mark.parametrize("as_json", [True, False])
 @pytest.mark.parametrize("how", BROKEN_STREAMS)
 def test_a_router_whose_output_nobody_takes_routes_and_stops(
-    how: str, as_json: bool, monkeypatch: pytest.MonkeyPatch
+    how: str, as_json: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     did: list[str] = []
 
@@ -43,9 +44,12 @@ def test_a_router_whose_output_nobody_takes_routes_and_stops(
     # The command is a composition root: it imports what it composes.
     monkeypatch.setattr("control_plane.server.composition.build_router", build)
     monkeypatch.setattr("control_plane.service.garbage.collect_rarely", lambda: did.append("collects rarely"))
+    monkeypatch.setenv("RACHIS_STATE_DIR", str(tmp_path))
     with broken_stream(how) as stream, monkeypatch.context() as patched:
         patched.setattr("sys.stdout", stream)
         patched.setattr("sys.stderr", stream)
-        route_command(assignments=["service.name=chat", "redis.url=redis://127.0.0.1:1/0"], as_json=as_json)
+        told = ["service.name=chat", "redis.url=redis://127.0.0.1:1/0", "router.port=7000"]
+        route_command(assignments=told, as_json=as_json)
 
     assert did == ["started", "collects rarely", "stopped"]
+    assert [file.name for file in tmp_path.iterdir()] == ["router-route-7000.log"]

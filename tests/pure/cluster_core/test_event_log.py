@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,8 +160,24 @@ def test_an_exception_goes_with_its_event_and_long_texts_are_cut() -> None:
         raise ValueError("x" * 3 * MOST_CHARACTERS)
     except ValueError:
         event = event_of(record("y" * 3 * MOST_CHARACTERS, exc_info=sys.exc_info()), "svc-1", "router")
-    assert event.exception.startswith("Traceback")
     assert len(event.exception) == len(event.message) == MOST_CHARACTERS
+
+
+def test_of_a_long_traceback_the_end_is_kept_which_says_why() -> None:
+    def fails(calls: int) -> None:
+        if not calls:
+            raise ValueError("it has no room")
+        try:
+            fails(calls - 1)
+        except ValueError as error:
+            raise ValueError("it has no room, at last") from error
+
+    try:
+        fails(30)
+    except ValueError:
+        event = event_of(record("it failed", exc_info=sys.exc_info()), "svc-1", "router")
+    assert len(event.exception) == MOST_CHARACTERS
+    assert event.exception.endswith("ValueError: it has no room, at last")
 
 
 def test_arguments_that_do_not_fit_harm_nobody() -> None:
@@ -195,7 +212,7 @@ def test_a_log_says_first_whose_it_is_and_then_what_is_at_its_level_or_above(tmp
     with logged("svc-1", "router", LogRules("WARNING", "json"), file):
         logging.getLogger("control_plane.a_part").info("not this")
         logging.getLogger("control_plane.a_part").warning("but this")
-        assert event_log.log_file() == file
+        assert event_log.log_file() == (file, "svc-1")
         assert lost_lines() == 0
     logging.getLogger("control_plane.a_part").warning("after it")
     first, second = [parsed(line) for line in file.read_text().splitlines()]
@@ -219,6 +236,31 @@ def test_a_file_that_is_full_is_begun_anew_and_the_one_before_stays(tmp_path: Pa
         file.write(text)
     assert (tmp_path / "router.log").read_text() == "third\n"
     assert (tmp_path / "router.log.1").read_text() == "second\n"
+
+
+def test_a_line_that_a_disk_took_half_of_is_lost_and_the_next_begins_behind_it(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "router.log")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
+    try:
+        file.write("first\n")
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"No space|too large"):
+                file.write("second\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file.write("third\n")
+    file.write("fourth\n")
+    assert (tmp_path / "router.log").read_text() == "first\nsec\nthird\nfourth\n"
+
+
+def test_a_log_is_written_to_its_file_alone_where_standard_error_is_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with logged("svc-1", "gateway", LogRules(), tmp_path / "gateway.log", only_there=True):
+        logging.getLogger("control_plane.a_part").warning("one")
+    assert "one" in (tmp_path / "gateway.log").read_text()
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

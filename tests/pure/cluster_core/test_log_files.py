@@ -79,8 +79,27 @@ def test_an_exception_behind_an_event_of_text_belongs_to_it_and_lines_of_librari
     failed = event(1, "failed", exception="Traceback\nValueError: no")
     file = tmp_path / "router.log"
     file.write_text(f"  nobody's\n:job_id:01\n{failed.as_text()}\nINFO 11-25 10:00:00 [core.py] loads\n")
-    (found,) = read_own([file], QUERY).events
+    (found,) = read_own([file], "svc-1", QUERY).events
     assert found.exception == "Traceback\nValueError: no"
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_of_a_file_that_processes_of_two_services_have_written_their_own_is_read(as_json: bool, tmp_path: Path) -> None:
+    file, other, nobodys = (tmp_path / name for name in ("router.log", "gateway-0.log", "gateway-1.log"))
+    logger = "cluster_core.event_log"
+    begun = [event(0, beginning(service), level="INFO", logger=logger, service=service) for service in ("b", "svc-1")]
+    events = (begun[0], event(1, "theirs", service="b"), begun[1], event(2, "ours"))
+    file.write_text("".join(f"{each.as_json() if as_json else each.as_text()}\n" for each in events))
+    other.write_text("".join(f"{each.as_json() if as_json else each.as_text()}\n" for each in events[:2]))
+    nobodys.write_text(event(3, "nobody's", service="").as_json())
+    assert messages(read_own([file, other, nobodys], "svc-1", QUERY)) == ["ours", "nobody's"]
+
+
+def test_of_a_long_exception_in_text_the_end_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "router.log"
+    file.write_text(event(1, exception="a frame\n" * MOST_CHARACTERS + "ValueError: no").as_text())
+    (found,) = read_own([file], "svc-1", QUERY).events
+    assert found.exception.endswith("a frame\nValueError: no") and len(found.exception) == MOST_CHARACTERS
 
 
 def test_what_is_told_at_once_is_bounded_in_number_and_bytes() -> None:
@@ -105,7 +124,7 @@ def test_of_a_large_file_the_end_is_read(tmp_path: Path) -> None:
     file = tmp_path / "router.log"
     lines = 5 * MOST_READ_BYTES // 4 // len(event(10**6).as_json())
     file.write_text("".join(f"{event(10**6 + at).as_json()}\n" for at in range(lines)))
-    found = read_own([file], LogQuery(most=MOST_EVENTS)).events
+    found = read_own([file], "svc-1", LogQuery(most=MOST_EVENTS)).events
     assert found[-1].unix_ms == 10**6 + lines - 1
     assert len(found) == MOST_EVENTS
 
@@ -117,7 +136,7 @@ def test_of_many_large_files_those_written_last_are_read(tmp_path: Path) -> None
         file = tmp_path / f"gateway-{number}.log"
         file.write_bytes(long + event(number).as_json().encode())
         os.utime(file, (number, number))
-    found = read_own(tmp_path.iterdir(), LogQuery(most=MOST_EVENTS)).events
+    found = read_own(tmp_path.iterdir(), "svc-1", LogQuery(most=MOST_EVENTS)).events
     assert [each.unix_ms for each in found] == list(range(1, full + 1))
 
 
@@ -127,15 +146,15 @@ def test_a_file_without_a_line_break_and_an_exception_without_an_end_cost_no_mor
     file, endless = tmp_path / "router.log", tmp_path / "other.log"
     file.write_bytes(b"\xff" * 3 * MOST_READ_BYTES)
     endless.write_text(f"{event(1).as_text()}\n" + "  xxxxxxx\n" * 100_000)
-    (found,) = read_own([file, endless], QUERY).events
-    assert 0 < len(found.exception) <= 2 * MOST_CHARACTERS
+    (found,) = read_own([file, endless], "svc-1", QUERY).events
+    assert len(found.exception) == MOST_CHARACTERS
 
 
 def test_what_is_gone_and_what_is_no_file_is_empty(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "worker-1.err")
     assert read_of_service(tmp_path, "*", "svc-1", QUERY) == Told([])
     assert read_of_service(tmp_path / "none", "*", "svc-1", QUERY) == Told([])
-    assert read_own([tmp_path / "none"], QUERY) == Told([])
+    assert read_own([tmp_path / "none"], "svc-1", QUERY) == Told([])
 
 
 def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
@@ -153,7 +172,7 @@ def test_what_became_a_link_after_its_folder_was_read_is_not_followed(
     (tmp_path / "router.log").symlink_to(elsewhere)
     # The folder still told of a file.
     monkeypatch.setattr(Path, "lstat", Path.stat)
-    assert read_own([tmp_path / "router.log"], QUERY) == Told([])
+    assert read_own([tmp_path / "router.log"], "svc-1", QUERY) == Told([])
 
 
 def test_what_became_a_pipe_after_its_folder_was_read_is_not_waited_for(
@@ -164,7 +183,7 @@ def test_what_became_a_pipe_after_its_folder_was_read_is_not_waited_for(
     told = file.stat()
     # The folder still told of a file.
     monkeypatch.setattr(Path, "lstat", lambda _: told)
-    assert read_own([tmp_path / "router.log"], QUERY) == Told([])
+    assert read_own([tmp_path / "router.log"], "svc-1", QUERY) == Told([])
 
 
 def test_a_file_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,5 +202,5 @@ def test_a_file_that_was_written_last_before_what_is_asked_for_is_not_opened(tmp
     file = tmp_path / "router.log"
     written(file, event(2_000_000, "late"))
     os.utime(file, (1, 1))
-    assert read_own([file], LogQuery(since_ms=1_500_000)) == Told([])
-    assert messages(read_own([file], LogQuery(since_ms=1_000))) == ["late"]
+    assert read_own([file], "svc-1", LogQuery(since_ms=1_500_000)) == Told([])
+    assert messages(read_own([file], "svc-1", LogQuery(since_ms=1_000))) == ["late"]

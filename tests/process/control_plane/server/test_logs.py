@@ -279,6 +279,7 @@ async def test_a_worker_that_is_asked_too_often_refuses_and_its_host_is_named(tm
     ("own", "siblings"),
     [
         ("router-serve.log", set[str]()),
+        ("router-route-7.log", set[str]()),
         ("router-route-7-1.log", {"router-route-7.log", "router-route-7-0.log", "router-route-7-12.log.1"}),
     ],
 )
@@ -287,7 +288,7 @@ def test_a_router_reads_beside_its_own_file_those_of_its_port_of_gateways_and_th
 ) -> None:
     read = {own, f"{own}.1", "gateway-0.log", "gateway-0.log.1", "gateway-12.log"} | siblings
     others = {"router-serve.log", "router-route-7.log", "router-route-7-0.log", "router-route-8-0.log"} - read
-    for name in (*read, *others, "gateway-0.log.1.gz", "router-route.log", "service.json"):
+    for name in (*read, *others, "gateway-0.log.1.gz", "gateway-0.err", "service.json"):
         (tmp_path / name).touch()
     assert sorted(file.name for file in beside(tmp_path / own)) == sorted(read)
 

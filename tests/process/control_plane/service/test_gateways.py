@@ -14,7 +14,7 @@ import pytest
 
 from cluster_configs.schema import GatewaySection, WebSocketSection
 from cluster_core.event_log import LogRules
-from control_plane.service.gateways import Gateways
+from control_plane.service.gateways import GatewayLogs, Gateways
 from control_plane.service.kept_processes import Pauses
 from tests.fakes.cluster import until
 
@@ -34,7 +34,7 @@ _SHORT = Pauses(first_s=0.01, longest_s=0.04)
 @asynccontextmanager
 async def running(folder: Path, code: str, pauses: Pauses = _SHORT, **section: Any) -> AsyncIterator[Gateways]:
     command = (sys.executable, "-c", code)
-    made = Gateways(GatewaySection(**section), "127.0.0.1:7421", folder, command, pauses=pauses)
+    made = Gateways(GatewaySection(**section), "127.0.0.1:7421", GatewayLogs(folder, "svc-1"), command, pauses=pauses)
     made.start()
     try:
         yield made
@@ -61,10 +61,9 @@ async def test_it_is_told_its_section_and_where_redis_is_behind_its_back(tmp_pat
     made = Gateways(
         section,
         "127.0.0.1:7421",
-        tmp_path,
+        GatewayLogs(tmp_path, "svc-1", LogRules("INFO", "json")),
         (sys.executable, "-c", code),
         redis_url="redis://:secret@r:1/0",
-        logs=LogRules("INFO", "json"),
     )
     made.start()
     await made.first_url()
@@ -75,7 +74,8 @@ async def test_it_is_told_its_section_and_where_redis_is_behind_its_back(tmp_pat
     assert "--redis - --set gateway.websocket.max_connections=1024" in arguments
     assert "--set gateway.websocket.idle_timeout_s=7.0" in arguments
     assert "--set gateway.stored_responses.max_responses=10000" in arguments
-    assert "--set log_level=INFO --set log_format=json" in arguments
+    own = f"--log-file {tmp_path / 'gateway-0.log'} --service svc-1 --set log_level=INFO --set log_format=json"
+    assert arguments.startswith(own)
 
 
 async def test_a_key_of_its_front_is_in_its_environment_and_not_among_its_arguments(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ async def test_several_share_a_port(tmp_path: Path) -> None:
         url = await gateways.first_url()
         assert gateways.processes.starts == 3
         assert int(url.rpartition(":")[2]) > 0
-        assert sorted(await asyncio.to_thread(os.listdir, tmp_path)) == [f"gateway-{number}.log" for number in range(3)]
+        assert sorted(await asyncio.to_thread(os.listdir, tmp_path)) == [f"gateway-{number}.err" for number in range(3)]
 
 
 async def test_one_that_is_killed_is_started_again(tmp_path: Path) -> None:
@@ -115,13 +115,15 @@ async def test_one_that_cannot_start_is_tried_later_each_time_and_says_why(
         await eventually(lambda: gateways.processes.starts >= 4)
         assert not listening.done()
         listening.cancel()
-    assert (tmp_path / "gateway-0.log").read_text().startswith("the port is taken\n" * 3)
+    assert (tmp_path / "gateway-0.err").read_text().startswith("the port is taken\n" * 3)
     pauses = [record.args[4] for record in caplog.records if isinstance(record.args, tuple)]
     assert pauses[:4] == [0.01, 0.02, 0.04, 0.04][: len(pauses)]
 
 
 async def test_one_that_cannot_even_be_started_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = Gateways(GatewaySection(port=8123), "127.0.0.1:7421", tmp_path, ("/nowhere/at/all",), pauses=_SHORT)
+    made = Gateways(
+        GatewaySection(port=8123), "127.0.0.1:7421", GatewayLogs(tmp_path, ""), ("/nowhere/at/all",), pauses=_SHORT
+    )
     made.start()
     try:
         await eventually(lambda: caplog.text.count("gateway 0 cannot be started") >= 3)
@@ -135,10 +137,12 @@ async def test_they_end_while_one_pauses(tmp_path: Path) -> None:
         await eventually(lambda: gateways.processes.starts == 1)
 
 
-async def test_a_log_that_has_grown_long_is_kept_once_when_its_gateway_is_started_again(tmp_path: Path) -> None:
-    log = tmp_path / "gateway-0.log"
+async def test_a_file_of_errors_that_has_grown_long_is_kept_once_when_its_gateway_is_started_again(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "gateway-0.err"
     with log.open("wb") as long:
         long.truncate((16 << 20) + 1)
     async with running(tmp_path, _FAILS, port=8123):
         await eventually(lambda: log.exists() and "the port is taken" in log.read_text())
-    assert (tmp_path / "gateway-0.log.1").stat().st_size == (16 << 20) + 1
+    assert (tmp_path / "gateway-0.err.1").stat().st_size == (16 << 20) + 1
