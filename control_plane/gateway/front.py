@@ -29,6 +29,7 @@ from vllm.entrypoints.serve import register_vllm_serve_api_routers
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
+from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -41,6 +42,8 @@ from control_plane.gateway.shown_certificate import CertificateProtocol
 from control_plane.intake.validation import MAX_CHOICES
 
 SUPPORTED_VLLM = "0.32.0"
+# Exceptions of what is no defect: a client brings it about, or is to come back.
+REFUSALS = (RouterRefused, AccessRefused, VLLMClientError)
 # Of the HTTP server, called by `serve_http` as on the command line.
 _SERVER_OPTIONS = (
     "enable_ssl_refresh",

@@ -19,12 +19,14 @@ from rachis.v1 import router_pb2 as api
 from cluster_configs.exposure import check_gateway_exposure
 from cluster_configs.listening import is_loopback
 from cluster_configs.schema import GatewaySection, ModelSection, SecuritySection
+from cluster_core import event_log
 from cluster_core.clock import monotonic_s
 from cluster_core.errors import StartError
 from cluster_wire.members import caller_metadata
 from cluster_wire.redis_client import connect
 from cluster_wire.secret import Secret, read_secret
 from control_plane.gateway import adapters
+from control_plane.gateway.front_log import FrontLog
 from control_plane.gateway.stored_responses import TIMEOUT_S, StoredResponses
 
 _ASK_AGAIN_S = 0.5
@@ -113,6 +115,7 @@ async def run(
         from control_plane.gateway.stored_http import StoredRoutes, StoringResponses
         from control_plane.gateway.vllm_responses import VllmResponses
 
+        event_log.look_first(FrontLog(front.REFUSALS))
         args = front.parsed([*front_arguments(model, section.host, section.port), *tls_arguments(security), *given])
         # The user's own options may say another host.
         check_gateway_exposure(security, args.host or "0.0.0.0")

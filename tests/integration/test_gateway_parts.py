@@ -56,6 +56,14 @@ def refused(
     return as_vllm_error(typed(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, sentence, None)))
 
 
+@pytest.mark.parametrize(
+    "code", ["INVALID_ARGUMENT", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL"]
+)
+def test_what_a_router_refuses_is_no_defect_of_the_gateway_and_no_line_of_its_log(code: str) -> None:
+    assert isinstance(refused(grpc.StatusCode[code]), front.REFUSALS) is (code != "INTERNAL")
+    assert issubclass(VLLMValidationError, front.REFUSALS)
+
+
 def as_trailing(error: RachisError) -> list[tuple[str, str | bytes]]:
     return list(calls.trailing_metadata(error))
 
