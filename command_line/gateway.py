@@ -56,7 +56,7 @@ def gateway_command(
         if as_json:
             print(json.dumps({"event": "listening", "model": model, "url": url}), flush=True)
             return
-        out.print(f"HTTP for {model} on {url}")
+        out.print(f"HTTP for {model} on {url}", markup=False)
         out.print("Ctrl-C stops it")
 
     config = _config(host, port, assignments or [])

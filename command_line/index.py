@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rachis import AsyncClient
 from rachis.v1 import admin_pb2 as admin
+from rich.markup import escape
 
 from command_line import options
 from command_line.output import out, print_json, print_table, short_number
@@ -156,7 +157,7 @@ async def index_status(address: str, *, as_json: bool) -> None:
         return
     out.print(index_line(status))
     for alarm in status["alarms"]:
-        out.print(f"[bold]{alarm}[/bold]")
+        out.print(f"[bold]{escape(alarm)}[/bold]")
     counts = status["counts"]
     out.print(
         f"since the start: {counts['batches']} batches with {counts['keys']} chunks, {counts['duplicates']} twice, "

@@ -1,6 +1,7 @@
 """The `rachis` command: collects what its modules register, in the order of `rachis --help`, and runs it."""
 
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import grpc
@@ -83,7 +84,12 @@ for module in (*COMMANDS, *GROUPS):
 
 
 def run() -> None:
-    """Console script. User errors exit 2, operating faults 1, both with one sentence on standard error."""
+    """Console script. User errors exit 2, operating faults 1, both with one sentence on standard error. A character
+    that a terminal's encoding lacks is shown as another."""
+    for stream in (sys.stdout, sys.stderr):
+        # A process may be started without one of them.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except (RachisError, grpc.aio.AioRpcError) as error:

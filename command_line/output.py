@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -25,8 +26,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 
 def made_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    cells = [[str(cell) for cell in row] for row in rows]
+    """Cells are shown as they are: an address in brackets is no markup."""
+    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    cells = [[escape(str(cell)) for cell in row] for row in rows]
     for column, width in zip(columns, column_widths([columns, *cells], out.width), strict=True):
         table.add_column(column, overflow="fold", width=width)
     for row in cells:
@@ -82,7 +84,7 @@ class PhaseDisplay:
             return
         self._phases[part] = phase
         if not self._progress.live.is_started:
-            err.print(f"{part:<12} {phase}")
+            err.print(f"{part:<12} {phase}", markup=False)
         elif part in self._tasks:
             self._progress.update(self._tasks[part], phase=phase)
         else:
@@ -94,8 +96,8 @@ def phases() -> Iterator[PhaseDisplay]:
     """Progress while a service starts or stops, on standard error."""
     progress = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description:<12}"),
-        TextColumn("{task.fields[phase]}"),
+        TextColumn("{task.description:<12}", markup=False),
+        TextColumn("{task.fields[phase]}", markup=False),
         TimeElapsedColumn(),
         console=err,
         transient=True,

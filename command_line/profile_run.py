@@ -43,8 +43,8 @@ async def profile(loaded: LoadedConfig, output: Path, plot: Path | None, repetit
         return
     columns = ("tokens", "recompute ms", "swap out ms", "swap in ms", "swap ms", "cheaper", "log scale")
     print_table("", columns, table_rows(model))
-    out.print(f"swap is cheaper: {crossover}; took {monotonic_s() - began_s:.0f} s; picture in {plot}")
-    out.print(f"to use it: --set streaming.cost_profile={output}")
+    out.print(f"swap is cheaper: {crossover}; took {monotonic_s() - began_s:.0f} s; picture in {plot}", markup=False)
+    out.print(f"to use it: --set streaming.cost_profile={output}", markup=False)
 
 
 def _result(model: CostModel, output: Path, plot: Path, crossover: str, took_s: float) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class ProgressReports:
     def phase(self, text: str) -> None:
         self._progress.update(self._task, description=text)
         if not err.is_terminal:
-            err.print(text)
+            err.print(text, markup=False)
 
     def total(self, steps: int) -> None:
         self._progress.update(self._task, total=steps)

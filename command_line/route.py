@@ -81,9 +81,11 @@ async def route(loaded: "LoadedConfig", *, as_json: bool) -> None:
             listening = {"event": "listening", **addresses, "service_id": config.service.name, "pid": os.getpid()}
             print(json.dumps(listening), flush=True)
         else:
-            out.print(f"routing for {config.service.name} on {router.address}; metrics on {router.metrics.url}")
+            out.print(
+                f"routing for {config.service.name} on {router.address}; metrics on {router.metrics.url}", markup=False
+            )
             if router.admin_address != router.address:
-                out.print(f"  administration on {router.admin_address}")
+                out.print(f"  administration on {router.admin_address}", markup=False)
             out.print("Ctrl-C stops it")
         await stopped.wait()
     finally:

@@ -104,8 +104,8 @@ def _say(loaded: "LoadedConfig", routers: list[Mapping[str, Any]], *, as_json: b
         event = {**first, "pid": os.getpid(), "routers": routers}
         print(json.dumps(event), flush=True)
         return
-    out.print(f"routing for {service} on {first['address']}, {len(routers)} processes")
+    out.print(f"routing for {service} on {first['address']}, {len(routers)} processes", markup=False)
     for router in routers:
         places = f"administration on {router['admin_address']}, metrics on {router['metrics']}"
-        out.print(f"  process {router['pid']}: {places}")
+        out.print(f"  process {router['pid']}: {places}", markup=False)
     out.print("Ctrl-C stops them")

@@ -77,13 +77,15 @@ async def _serve_for_people(
     if running is None:
         return
     try:
-        out.print(f"serving {model_name} on {running.address} after {_since(started_s):.1f} s")
+        out.print(f"serving {model_name} on {running.address} after {_since(started_s):.1f} s", markup=False)
         if running.admin_address != running.address:
-            out.print(f"  administration on {running.admin_address}")
+            out.print(f"  administration on {running.admin_address}", markup=False)
         if imitates:
-            out.print(f"  [bold]{computes_nothing(imitates)}[/bold]")
+            out.print(f"  [bold]{escape(computes_nothing(imitates))}[/bold]")
         for worker in running.workers:
-            out.print(f"  {worker.worker_id:<12} {worker.address:<22} process {worker.pid} on {worker.node}")
+            out.print(
+                f"  {worker.worker_id:<12} {worker.address:<22} process {worker.pid} on {worker.node}", markup=False
+            )
         for missing in running.missing():
             out.print(f"  {missing.worker_id:<12} [bold]not ready[/bold]: {escape(missing.detail) or 'starting'}")
         if running.gateways is not None:
@@ -91,7 +93,7 @@ async def _serve_for_people(
         if running.is_open:
             out.print("  open: without keys whoever reaches it may do everything; see docs/access.md")
         out.print("Ctrl-C stops it")
-        await _until_ended(running, stopped, lambda url: out.print(f"HTTP on {url}"))
+        await _until_ended(running, stopped, lambda url: out.print(f"HTTP on {url}", markup=False))
     finally:
         out.print("stopping")
         await service.__aexit__(None, None, None)

@@ -52,7 +52,7 @@ def batch_command(
             answer(left, output_file, whole_bytes, base_url, priority, BatchLimits(concurrency, tries, try_s, window_s))
         )
     except KeyboardInterrupt:
-        err.print(f"the same command goes on with {output_file}")
+        err.print(f"the same command goes on with {output_file}", markup=False)
         raise
     _tell(figures, len(requests), len(requests) - len(left), output_file, as_json=as_json)
     if figures.failed:
@@ -90,4 +90,4 @@ def _tell(figures: BatchFigures, requests: int, before: int, output_file: Path, 
     if as_json:
         print_json(table)
         return
-    out.print(f"{table['answered']} of {requests} answered, {figures.failed} failed; see {output_file}")
+    out.print(f"{table['answered']} of {requests} answered, {figures.failed} failed; see {output_file}", markup=False)

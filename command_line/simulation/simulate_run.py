@@ -62,10 +62,13 @@ def simulate(options: Options, *, as_json_text: bool) -> None:
         out.print(table)
     requests, seconds = sum(run.requests for run in runs), max(1e-9, sum(took_s))
     simulated_s = sum(run.duration_s for run in runs)
-    out.print(f"{requests} requests, {simulated_s:.0f} s simulated in {seconds:.1f} s: {simulated_s / seconds:.0f} x")
+    out.print(
+        f"{requests} requests, {simulated_s:.0f} s simulated in {seconds:.1f} s: {simulated_s / seconds:.0f} x",
+        markup=False,
+    )
     for written in (options.plot, options.html):
         if written is not None:
-            out.print(f"written: {written}")
+            out.print(f"written: {written}", markup=False)
 
 
 def run_scenario(scenario: Scenario, progress: Progress | None = None) -> Figures:

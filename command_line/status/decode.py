@@ -64,9 +64,9 @@ def print_decode(workers: Sequence[dict[str, Any]]) -> None:
     for worker in decoding:
         if worker["decode"] is None:
             why = "does not form its batch by shared prefixes" if worker["answered"] else "did not answer"
-            out.print(f"{worker['worker_id']} {why}")
+            out.print(f"{worker['worker_id']} {why}", markup=False)
         elif worker["decode"]["batch"] is None:
-            out.print(f"{worker['worker_id']} is busy: it had no time to tell of its batch, ask again")
+            out.print(f"{worker['worker_id']} is busy: it had no time to tell of its batch, ask again", markup=False)
 
 
 def _print_batches(workers: _Reports) -> None:

@@ -82,7 +82,7 @@ async def status(
         if as_json:
             print_json({"running": False, "address": address, "error": message})
         else:
-            out.print(message)
+            out.print(message, markup=False)
         return 1
     if as_json:
         print_json(result)
@@ -103,7 +103,7 @@ def _nothing_runs(as_json: bool, *, starting: bool) -> int:
         out.print("a service is starting")
     elif left:
         numbers = ", ".join(str(process.pid) for process in left)
-        out.print(f"nothing runs, but these processes of a former service are left: {numbers}")
+        out.print(f"nothing runs, but these processes of a former service are left: {numbers}", markup=False)
     else:
         out.print("nothing runs")
     return 1 if left else 0
@@ -250,23 +250,24 @@ def _print(result: dict[str, Any]) -> None:
     out.print(
         f"service {result['service_id']} on {result['address']}, up {result['uptime_s']:.0f} s, "
         f"{result['in_flight_requests']} running, {result['queued_requests']} queued, "
-        f"outcomes {result['outcomes'] or 'none yet'}, metrics on {result['metrics_url']}"
+        f"outcomes {result['outcomes'] or 'none yet'}, metrics on {result['metrics_url']}",
+        markup=False,
     )
     if not result["registry_connected"]:
         out.print("[bold]the registry (Redis) does not answer: the last known workers are used[/bold]")
     for imitates in sorted({worker["imitates"] for worker in result["workers"]} - {""}):
-        out.print(f"[bold]{computes_nothing(imitates)}[/bold]")
+        out.print(f"[bold]{escape(computes_nothing(imitates))}[/bold]")
     for sentence in result["missing_features"]:
         out.print(escape(sentence))
     if result["poisoned_requests"]:
         out.print(f"[bold]requests that are refused because engines died of them: {result['poisoned_requests']}[/bold]")
     for name, pool in result["pools"].items():
         out.print(_pool_line(name, pool))
-    out.print(index_line(result["index"]))
+    out.print(index_line(result["index"]), markup=False)
     for alarm in result["index"]["alarms"]:
-        out.print(f"[bold]{alarm}[/bold]")
+        out.print(f"[bold]{escape(alarm)}[/bold]")
     told = (f"{use['what']} {use['used_bytes'] >> 20} of {use['limit_bytes'] >> 20} MiB" for use in result["memory"])
-    out.print(f"memory of the router: {', '.join(told)}")
+    out.print(f"memory of the router: {', '.join(told)}", markup=False)
     rows = [
         (
             worker["worker_id"],

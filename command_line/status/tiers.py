@@ -58,7 +58,7 @@ def print_tiers(workers: Sequence[dict[str, Any]]) -> None:
     for worker in workers:
         if worker["tiers"] is None:
             why = "has no tiers" if worker["answered"] else "did not answer"
-            out.print(f"{worker['worker_id']} {why}")
+            out.print(f"{worker['worker_id']} {why}", markup=False)
     _print_hottest(with_tiers)
 
 
@@ -82,9 +82,12 @@ def _print_hottest(workers: Sequence[dict[str, Any]]) -> None:
     for worker in workers:
         hottest = worker["tiers"]["hottest_prefixes"]
         if hottest is None:
-            out.print(f"{worker['worker_id']} is busy: it had no time to look for its hottest prefixes, ask again")
+            out.print(
+                f"{worker['worker_id']} is busy: it had no time to look for its hottest prefixes, ask again",
+                markup=False,
+            )
         elif not hottest:
-            out.print(f"{worker['worker_id']} has no prefix cached")
+            out.print(f"{worker['worker_id']} has no prefix cached", markup=False)
 
 
 def _row(worker: dict[str, Any]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class MadeUpGateways:
 class MadeUpService:
     """One prefill worker that serves, one decode worker that has not come up."""
 
-    address = "127.0.0.1:7000"
+    address = "[fd00::10]:7000"
     admin_address = "127.0.0.1:7422"
     service_id = "made-up"
     is_open = True
@@ -33,7 +33,7 @@ class MadeUpService:
     def __init__(self) -> None:
         self.replaced = asyncio.Event()
         self.gateways: MadeUpGateways | None = None
-        self.workers = [wire.WorkerRegistration(worker_id="prefill-0", address="127.0.0.1:1", pid=1, node="here")]
+        self.workers = [wire.WorkerRegistration(worker_id="prefill-0", address="[fd00::10]:1", pid=1, node="here")]
 
     def missing(self) -> list[admin.PoolWorker]:
         return [admin.PoolWorker(worker_id="decode-0", detail="no room on any node")]
@@ -75,7 +75,7 @@ def test_machines_read_each_phase_once_then_where_it_listens_and_who_is_missing_
 
     phase, ready, stopped = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert phase == {"event": "phase", "part": "router", "phase": "starting"}
-    assert (ready["event"], ready["address"], ready["service_id"]) == ("ready", "127.0.0.1:7000", "made-up")
+    assert (ready["event"], ready["address"], ready["service_id"]) == ("ready", "[fd00::10]:7000", "made-up")
     assert ready["admin_address"] == "127.0.0.1:7422"
     assert ready["missing"] == {"decode-0": "no room on any node"} and ready["open"]
     assert (stopped["event"], stopped["served"], ended) == ("stopped", True, [True])
@@ -87,9 +87,9 @@ def test_people_read_who_serves_and_who_is_missing(capsys: pytest.CaptureFixture
     served(start, as_json=False)
 
     first, administration, worker, missing, *rest = capsys.readouterr().out.splitlines()
-    assert first.startswith("serving builtin on 127.0.0.1:7000 after ")
+    assert first.startswith("serving builtin on [fd00::10]:7000 after ")
     assert administration == "  administration on 127.0.0.1:7422"
-    assert worker.split() == ["prefill-0", "127.0.0.1:1", "process", "1", "on", "here"]
+    assert worker.split() == ["prefill-0", "[fd00::10]:1", "process", "1", "on", "here"]
     assert missing.split(maxsplit=1) == ["decode-0", "not ready: no room on any node"]
     assert rest[0].startswith("  open: without keys whoever reaches it may do everything")
     assert rest[1:] == ["Ctrl-C stops it", "stopping", "stopped"]

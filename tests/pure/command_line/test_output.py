@@ -24,6 +24,11 @@ def test_what_fits_is_as_wide_as_its_cells() -> None:
     assert column_widths([("a\nlonger line", "")], 80) == [11, 0]
 
 
+def test_an_address_in_brackets_is_shown_as_it_is() -> None:
+    lines = printed(("worker", "node"), ("prefill-0", "[fd00::10]:7421"))
+    assert lines[-1].split() == ["prefill-0", "[fd00::10]:7421"]
+
+
 def test_sentences_are_broken_between_words_and_others_stay_whole() -> None:
     rows = ("worker", "why"), ("prefill-0", "it holds most of this long prompt in its memory already")
     assert column_widths(rows, 40) == [9, 29]
