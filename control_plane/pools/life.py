@@ -12,14 +12,22 @@ A worker that has not become idle in `limits.drain_timeout_s` leaves all the sam
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from rachis.v1 import admin_pb2 as admin
 
 from cluster_configs.schema import RachisConfig
 from cluster_core.background import BackgroundTasks
 from cluster_core.clock import monotonic_s
-from cluster_core.errors import InvalidInputError, NotFoundError, OutOfOrderError, RachisError, StartError
-from cluster_wire.redis_client import not_cancelled
+from cluster_core.errors import (
+    InvalidInputError,
+    NotFoundError,
+    OutOfOrderError,
+    RachisError,
+    StartError,
+    UnavailableError,
+)
+from cluster_wire.redis_loop import LoopWords, RedisLoop
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.worker_client import WorkerClient
@@ -35,8 +43,12 @@ from control_plane.pools.timing import POOL_TIMING, PoolTiming
 
 logger = logging.getLogger(__name__)
 
-
 _READY = admin.POOL_PHASE_READY
+# An outage of Ray is said as a defect is: once, with where it was noticed.
+_NOT_SAID = "Ray does not say which workers have a process"
+_RAY = LoopWords(logger, f"{_NOT_SAID}: %s", "Ray says again which workers have a process", _NOT_SAID)
+_NOT_SEEN = "the pools could not be looked at"
+_LOOKS = LoopWords(logger, f"{_NOT_SEEN}: %s", "the pools are looked at again", _NOT_SEEN)
 
 
 class Pools:
@@ -125,8 +137,11 @@ class Pools:
         self._is_started = True
 
     def _begin(self) -> None:
-        self._watching.start(self._watch())
-        self._watching.start(self._listen_to_ray())
+        """Holds the roster against the registry and against what Ray says, until stopped. Ray is asked in a task of its
+        own: one that hangs holds up nobody."""
+        looks, asks = self._timing.look_every_s, self._timing.ask_ray_every_s
+        self._watching.start(RedisLoop(self._look, partial(asyncio.sleep, looks), _LOOKS).run())
+        self._watching.start(RedisLoop(self._ask_ray, partial(asyncio.sleep, asks), _RAY).run())
 
     async def stop(self, *, leave_workers: bool = False) -> None:
         """All workers, without draining: the router has seen to that. Or none, for the next controller."""
@@ -357,15 +372,6 @@ class Pools:
             field="worker_ids",
         )
 
-    async def _watch(self) -> None:
-        """Holds the roster against the registry and against what Ray says, until cancelled."""
-        while not_cancelled():
-            try:
-                await self._look()
-            except Exception:
-                logger.exception("the pools could not be looked at")
-            await asyncio.sleep(self._timing.look_every_s)
-
     async def _look(self) -> None:
         now_s = self._now_s()
         fresh = now_s - self._rays_word_s < self._timing.believe_ray_s
@@ -380,13 +386,10 @@ class Pools:
             logger.warning("%s is gone: its generation %d is fenced", worker_id, generation)
             self._roster.fenced(worker_id, generation)
 
-    async def _listen_to_ray(self) -> None:
-        """In a task of its own: a Ray that hangs holds up nobody."""
-        while True:
-            asked_s = self._now_s()
-            try:
-                self._without_node = await self._actors.without_node()
-                self._rays_word_s = asked_s
-            except Exception:
-                logger.exception("Ray does not say which workers have a process")
-            await asyncio.sleep(self._timing.ask_ray_every_s)
+    async def _ask_ray(self) -> None:
+        asked_s = self._now_s()
+        try:
+            self._without_node = await self._actors.without_node()
+        except Exception as error:  # whatever Ray raises while it is away, which is one outage
+            raise UnavailableError("Ray does not answer") from error
+        self._rays_word_s = asked_s

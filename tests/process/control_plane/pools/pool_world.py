@@ -27,7 +27,7 @@ class FakeActors:
 
     asking: cleared, a start does not get to ask for a process. twice: processes of one name that were alive together.
     cluster: once there is one; its router is made with these actors. settings: of the engines, as of `FakeEngine`.
-    left: the pools have stopped already, and their workers go on.
+    left: the pools have stopped already, and their workers go on. away: Ray is; questions: that it was asked.
     """
 
     cluster: Cluster
@@ -41,7 +41,8 @@ class FakeActors:
         self.starts: list[str] = []
         self.stops: list[str] = []
         self.settings: Mapping[str, Any] = {}
-        self.left = False
+        self.left = self.away = False
+        self.questions = 0
         self._waiting: dict[str, Pool] = {}
         self._admitting = asyncio.Lock()
 
@@ -78,6 +79,10 @@ class FakeActors:
             await worker.server.stop(None)
 
     async def without_node(self) -> Mapping[str, str]:
+        self.questions += 1
+        if self.away:
+            # Its errors differ from one to the next.
+            raise RuntimeError(f"the GCS does not answer, {self.questions}")
         return dict.fromkeys(self._waiting, "no node has 1 GPU free")
 
 

@@ -25,6 +25,23 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield cluster
 
 
+async def test_that_ray_is_away_is_said_once_when_it_begins_and_once_when_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    timing = RouterTiming(pools=PoolTiming(ask_ray_every_s=0.001))
+    async with pools_of(timing=timing) as (_, pools, actors):
+        await pools.start(quiet)
+        for is_away in (True, False):
+            actors.away, asked = is_away, actors.questions
+            await until(lambda asked=asked: actors.questions > asked + 5)  # type: ignore[misc]
+    said = [record for record in caplog.records if record.name == "control_plane.pools.life"]
+    assert [record.getMessage() for record in said] == [
+        "Ray does not say which workers have a process",
+        "Ray says again which workers have a process",
+    ]
+    assert [bool(record.exc_info) for record in said] == [True, False]
+
+
 # The start.
 
 
