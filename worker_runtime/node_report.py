@@ -5,8 +5,6 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from cluster_configs.preemption_costs import CostModel, default_model
 from cluster_core import versions
 from cluster_core.errors import ConfigError, InvalidInputError
@@ -15,6 +13,7 @@ from cluster_core.versions import Versions
 from cluster_wire.redis_client import REDIS_DOWN, complaint, connect
 from cluster_wire.secret import read_secret
 from worker_runtime import addresses
+from worker_runtime.memory_use import node_memory
 
 _REDIS_TIMEOUT_S = 5.0
 _ANY_ADDRESS = "0.0.0.0"
@@ -72,7 +71,7 @@ def report(question: NodeQuestion) -> NodeReport:
     return NodeReport(
         versions=versions.installed(),
         addresses=addresses.interfaces(),
-        available_bytes=psutil.virtual_memory().available,
+        available_bytes=node_memory()[1],
         redis_complaint=asyncio.run(_redis_complaint(question.redis_url)),
         model=model_files(question.model_path),
         # Of all addresses: which one a worker will have is decided when it starts.

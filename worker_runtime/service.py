@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import NoReturn, TypeVar
 
 import grpc
-import psutil
 from rachis.v1 import worker_pb2 as wire
 from rachis.v1 import worker_pb2_grpc
 
@@ -35,6 +34,7 @@ from cluster_wire import calls
 from cluster_wire.calls import Context
 from cluster_wire.log_messages import events_to_wire, query_from_wire
 from worker_runtime.claim_feed import ClaimAudit
+from worker_runtime.memory_use import ResidentMemory, node_memory
 from worker_runtime.own_logs import no_logs
 from worker_runtime.wire_conversion import claims_to_wire, from_wire, to_wire
 
@@ -65,7 +65,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         self._logs = LogReader(logs)
         self._registration = registration
         self._on_state = on_state
-        self._process = psutil.Process()
+        self._resident_memory = ResidentMemory()
         self._calls = 0
         self._moving: asyncio.TimerHandle | None = None
         # Set while sessions that still take input are to go to another worker.
@@ -107,7 +107,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         hottest, batch = await asyncio.gather(
             _in_time(self._engine.hottest_prefixes, prefixes), _in_time(self._engine.decode_batch, entries)
         )
-        memory = psutil.virtual_memory()
+        node_bytes, available_bytes = node_memory()
         return to_wire(
             status,
             wire.GetWorkerStatusResponse,
@@ -116,10 +116,10 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             counters=to_wire(
                 status.counters,
                 wire.WorkerCounters,
-                resident_bytes=self._process.memory_info().rss,
+                resident_bytes=self._resident_memory.bytes(),
                 log_lines_lost=event_log.lost_lines(),
-                node_memory_bytes=memory.total,
-                node_available_bytes=memory.available,
+                node_memory_bytes=node_bytes,
+                node_available_bytes=available_bytes,
             ),
             hottest=_hottest(hottest) if hottest is not None else None,
             batch=to_wire(batch, wire.DecodeBatch) if batch is not None else None,
