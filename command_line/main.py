@@ -1,6 +1,7 @@
 """The `rachis` command: collects what its modules register, in the order of `rachis --help`, and runs it."""
 
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 from typing import Annotated
 
@@ -89,7 +90,9 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         # A process may be started without one of them.
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            # It looks where it stands, which one that has become a pipe since it was opened does not know.
+            with suppress(OSError, ValueError):
+                stream.reconfigure(errors="replace")
     try:
         app()
     except (RachisError, grpc.aio.AioRpcError) as error:
