@@ -14,6 +14,7 @@ A snapshot that is not older than what was applied replaces it, and following go
 memory of what was not applied: a follower reads again from `sequence`, whatever was held or dropped.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -93,6 +94,8 @@ class WorkerFeed:
         self._older_since_s: float | None = None
         # Since when, and after which batch, there has been nothing to read although there should be.
         self._behind: tuple[float, int] | None = None
+        # Until when a request for a snapshot that could not be written counts as made.
+        self._refused_until_s = -math.inf
 
     @property
     def in_sync(self) -> bool:
@@ -157,9 +160,13 @@ class WorkerFeed:
         self.mode = Mode.FOLLOWING
         return [*restart, Replace(snapshot), *self._applied()]
 
-    def answered(self) -> None:
-        """The request for a snapshot is gone: carried out, or forgotten."""
-        if self.mode is Mode.REQUESTED:
+    def refused(self, until_s: float) -> None:
+        """The request for a snapshot could not be written: it is not made again before that time."""
+        self._refused_until_s = until_s
+
+    def answered(self, now_s: float) -> None:
+        """The request for a snapshot is not there: carried out, forgotten, or refused."""
+        if self.mode is Mode.REQUESTED and now_s >= self._refused_until_s:
             self.mode = Mode.LOST
 
     def check_invariants(self) -> None:
@@ -177,6 +184,7 @@ class WorkerFeed:
         self._held.clear()
         self._snapshot_sequence = -1
         self._behind = self._older_since_s = None
+        self._refused_until_s = -math.inf
         return [Restart(generation)]
 
     def _is_overruled(self, generation: int, now_s: float) -> bool:

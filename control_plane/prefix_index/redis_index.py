@@ -66,6 +66,13 @@ MOST_ENTRIES_A_POLL = _ROUNDS_A_POLL * _ENTRIES_A_READ
 _KEYS_A_SLICE = 1024
 # However long nothing has come, the index is looked at so often before it would be too old to be believed.
 _LOOKS_BEFORE_STALE = 4
+# KEYS: resync. ARGV: how long the request for a snapshot stays, in s. The first write needs no memory: a full Redis
+# lets it through.
+ASK = """
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[1], 1, 'EX', ARGV[1])
+return 1
+"""
 # Answers that are about Redis as a whole; other errors are about the one key that was asked for.
 _NO_ANSWER = (
     redis.ConnectionError,
@@ -269,9 +276,11 @@ class IndexFollower:
             if await self._take(worker_id, feed, mode, answer):
                 more.append(worker_id)
         await self._ask_for_snapshots(
-            worker_id
-            for (worker_id, feed), mode in zip(asked, modes, strict=True)
-            if mode is Mode.LOST and feed.mode is Mode.REQUESTED
+            [
+                each
+                for each, mode in zip(asked, modes, strict=True)
+                if (mode, each[1].mode) == (Mode.LOST, Mode.REQUESTED)
+            ]
         )
         return more
 
@@ -300,7 +309,7 @@ class IndexFollower:
             await self._take_snapshot(worker_id, feed, answer)
             return feed.mode is Mode.FOLLOWING
         if answer == 0:
-            feed.answered()
+            feed.answered(self._now_s())
         return feed.mode is Mode.LOST
 
     async def _take_batches(self, worker_id: str, feed: WorkerFeed, entries: Any) -> bool:
@@ -354,12 +363,17 @@ class IndexFollower:
         followed = self._workers.get(worker_id)
         return followed is not None and followed.feed is feed and feed.generation == generation
 
-    async def _ask_for_snapshots(self, worker_ids: Iterable[str]) -> None:
+    async def _ask_for_snapshots(self, asked: Sequence[tuple[str, WorkerFeed]]) -> None:
+        if not asked:
+            return
         async with self._redis.pipeline(transaction=False) as pipeline:
-            for worker_id in worker_ids:
-                pipeline.set(registry.resync_key(self._service_id, worker_id), 1, ex=_RESYNC_S)
-            if len(pipeline):
-                self._raise_outage(await pipeline.execute(raise_on_error=False))
+            for worker_id, _ in asked:
+                pipeline.eval(ASK, 1, registry.resync_key(self._service_id, worker_id), _RESYNC_S)
+            answers = await pipeline.execute(raise_on_error=False)
+        for (_, feed), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, Exception):
+                feed.refused(self._now_s() + _RESYNC_S)
+        self._raise_outage(answers)
 
 
 def _batch(feed: WorkerFeed, name: bytes, fields: dict[bytes, bytes]) -> list[Instruction]:

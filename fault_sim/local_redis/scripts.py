@@ -9,7 +9,7 @@ from cluster_wire import redis_memory
 from control_plane.fleet import fencing, load_sharing
 from control_plane.intake import shared_rates
 from control_plane.placement import replicator
-from control_plane.prefix_index import access_log
+from control_plane.prefix_index import access_log, redis_index
 from control_plane.prefix_index.hotness_snapshot import NAME_BYTES
 from fault_sim.local_redis.store import EntryId, Script, Store, entry_id
 from worker_runtime import claim_scripts, registration
@@ -98,6 +98,11 @@ def _write_hotness(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> 
     return 1
 
 
+def _ask(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
+    store.set(keys[0], 1, ex=int(args[0]))
+    return 1
+
+
 def _hold(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
     if (store.get(keys[0]) or args[0]) != args[0]:
         return 0
@@ -156,6 +161,7 @@ SCRIPTS: dict[str, Script] = {
     claim_scripts.SNAPSHOT: _snapshot,
     claim_scripts.CHECK: _check,
     access_log.WRITE_SNAPSHOT: _write_hotness,
+    redis_index.ASK: _ask,
     replicator.HOLD: _hold,
     shared_rates.SPEND: _spend,
     fencing.FENCE: _fence,

@@ -127,7 +127,8 @@ class Unreliable:
     """A client whose server may be down, and whose pages of entries may come in any state.
 
     With `scramble`, some entries are lost, some come twice, some are from earlier pages, in any order.
-    broken: by worker what is answered instead of its entries.
+    broken: by worker what is answered instead of its entries. refusal: what is answered instead of running a script.
+    snapshots_read: so many.
     """
 
     def __init__(self, client: Any) -> None:
@@ -137,6 +138,8 @@ class Unreliable:
         self.failure: Exception | None = None
         self.scramble: random.Random | None = None
         self.broken: dict[str, Exception] = {}
+        self.refusal: Exception | None = None
+        self.snapshots_read = 0
         self._late: dict[str, list[Any]] = {}
 
     def answer(self, key: str, page: Any) -> Any:
@@ -171,6 +174,7 @@ class _UnreliablePipeline:
         self._owner = owner
         self._pipeline = pipeline
         self._streams: dict[int, str] = {}
+        self._scripts: list[int] = []
 
     def __len__(self) -> int:
         return len(self._pipeline)
@@ -192,7 +196,21 @@ class _UnreliablePipeline:
         answers: list[Any] = await self._pipeline.execute(raise_on_error=raise_on_error)
         for place, key in self._streams.items():
             answers[place] = self._owner.answer(key, answers[place])
+        for place in self._scripts if self._owner.refusal is not None else ():
+            answers[place] = self._owner.refusal
         return answers
+
+    def get(self, key: str) -> None:
+        self._owner.snapshots_read += 1
+        self._pipeline.get(key)
+
+    def eval(self, script: str, keys: int, *arguments: Any) -> None:
+        self._scripts.append(len(self._pipeline))
+        if self._owner.refusal is not None:
+            # In its place, so that nothing is written.
+            self._pipeline.exists(arguments[0])
+        else:
+            self._pipeline.eval(script, keys, *arguments)
 
     def xrange(self, key: str, first: str, *, count: int) -> None:
         self._streams[len(self._pipeline)] = key

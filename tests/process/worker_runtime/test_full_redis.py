@@ -9,16 +9,28 @@ import redis.asyncio as redis
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_wire import registry
-from cluster_wire.redis_client import REDIS_DOWN, connect
+from cluster_wire.redis_client import REDIS_DOWN, RedisClient, connect
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.load_sharing import LoadSharing
 from control_plane.fleet.membership import Membership
 from control_plane.fleet.registry_follower import RegistryFollower
 from control_plane.placement import replicator
 from control_plane.prefix_index import access_log
+from control_plane.prefix_index.index import PrefixIndex
+from control_plane.prefix_index.redis_index import IndexFollower
 from control_plane.service.lease import ServiceLease
 from tests.planting import planted
-from tests.process.worker_runtime.claim_feed_world import SERVICE, WORKER, Server, device, feeding, on_device, reads
+from tests.process.worker_runtime.claim_feed_world import (
+    INDEX,
+    SERVICE,
+    WORKER,
+    Server,
+    device,
+    feeding,
+    on_device,
+    reads,
+    until,
+)
 from worker_runtime import registration
 from worker_runtime.registration import Registration
 
@@ -92,6 +104,24 @@ async def test_routers_tell_their_loads_copy_prefixes_and_sum_up_what_is_hot(ser
     stream, hotness = registry.accesses_key(SERVICE, 0), registry.hotness_key(SERVICE, 0)
     assert await plain.eval(access_log.WRITE_SNAPSHOT, 2, stream, hotness, b"", b"snapshot", 0) == 1
     assert await full.get(hotness) == b"snapshot"
+
+
+async def test_a_batch_that_was_lost_is_repaired(server: Server, full: redis.Redis) -> None:
+    membership, index = Membership(), PrefixIndex(1024, 600.0)
+    membership.replace([wire.WorkerRegistration(worker_id=WORKER, generation=1000, pool=wire.POOL_PREFILL)])
+    follower = IndexFollower(cast(RedisClient, connect(server.url, 5.0)), SERVICE, membership, index, INDEX)
+    async with feeding(server) as feed:
+        for key in (1, 2, 3):
+            feed.changed(device(key))
+            await reads(full, on_device(*range(1, key + 1)))
+        await full.xdel(registry.claims_key(SERVICE, WORKER), "1000-2")
+
+        async def is_repaired() -> bool:
+            await follower.poll()
+            return sorted(index.claims(WORKER)[0].tolist()) == [1, 2, 3]
+
+        await until(is_repaired)
+    await follower.close()
 
 
 async def test_a_router_says_how_full_it_is(server: Server, full: redis.Redis) -> None:

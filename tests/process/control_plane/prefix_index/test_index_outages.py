@@ -71,6 +71,29 @@ async def test_one_worker_whose_stream_cannot_be_read_does_not_stop_the_others(f
     assert health.counts.damaged >= 1
 
 
+async def test_where_a_snapshot_cannot_be_asked_for_the_one_that_is_there_is_not_read_with_every_poll(
+    followed: Followed,
+) -> None:
+    worker = followed.worker("decode-0")
+    for key in KEYS[:3]:
+        worker.change(0, [key])
+        worker.write()
+    followed.store.drop("decode-0", 1, damage=False)
+    followed.client.refusal = redis.OutOfMemoryError("OOM")
+    for _ in range(20):
+        await followed.follower.poll()
+    assert followed.client.snapshots_read == 1
+    assert not followed.store.wants_resync("decode-0")
+
+    followed.client.refusal = None
+    followed.now_s += 5.0
+    await followed.follower.poll()
+    assert followed.store.wants_resync("decode-0")
+    worker.look()
+    await followed.follower.poll()
+    assert followed.device("decode-0") == set(KEYS[:3])
+
+
 async def test_the_index_ages_while_a_stream_cannot_be_read(followed: Followed) -> None:
     followed.worker("decode-0")
     followed.client.broken["decode-0"] = redis.ResponseError("WRONGTYPE")

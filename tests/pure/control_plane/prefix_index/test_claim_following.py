@@ -200,12 +200,23 @@ def test_without_a_snapshot_the_worker_is_asked_for_one(followed: Followed) -> N
     followed.carry_out(followed.feed.snapshot(None))
     assert followed.mode() is Mode.REQUESTED
 
-    followed.feed.answered()
+    followed.feed.answered(0.0)
     assert followed.mode() is Mode.LOST
     followed.carry_out(followed.feed.snapshot(snapshot(2)))
 
     assert followed.claims == {1, 2}
     assert followed.feed.in_sync
+
+
+def test_a_request_that_could_not_be_written_is_not_made_again_before_its_time() -> None:
+    followed = Followed()
+    followed.hear(batch(1), batch(3))
+    followed.carry_out(followed.feed.snapshot(None))
+    followed.feed.refused(15.0)
+    followed.feed.answered(14.9)
+    assert followed.mode() is Mode.REQUESTED
+    followed.feed.answered(15.0)
+    assert followed.mode() is Mode.LOST
 
 
 def test_a_snapshot_that_does_not_reach_the_stream_is_taken_once_and_then_another_is_asked_for(
