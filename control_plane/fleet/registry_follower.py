@@ -2,12 +2,13 @@
 
 Redis that does not answer leaves the last known workers in place: requests go on, `connected` turns false. When it
 answers again, possibly empty, workers have one lease to register before they count as gone. So they have when Redis has
-lost its data without a pause: names of workers are never taken out of the registry, only their records end.
+lost its data without a pause: names of workers are never taken out of the registry, only their records end. And so they
+have when the records of all of several workers end between two reads: Redis's clock was set forward, or the host slept.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from google.protobuf.message import DecodeError
 from rachis.v1 import worker_pb2 as wire
@@ -58,10 +59,10 @@ class RegistryFollower:
         self._on_read = on_read
         self._now_s = now_s
         self._keep_until_s = 0.0
-        # Names that the registry had when it was read last, and whether known ones were not among them.
+        # Names that the registry had when it was read last, and whether more was gone then than workers that leave.
         self._names: set[str] = set()
-        self._has_lost_names = False
-        # How often Redis may have lost what it had: it was away, or names were gone.
+        self._has_lost = False
+        # How often Redis may have lost what it had: it was away, or names were gone, or all records.
         self.losses = 0
         # What was said of workers whose versions do not fit.
         self._skew_said: set[str] = set()
@@ -89,8 +90,8 @@ class RegistryFollower:
     async def _refresh(self) -> None:
         registrations = await self.read()
         now = self._now_s()
-        had_lost_names, self._has_lost_names = self._has_lost_names, self._lacks_known_names()
-        if not self.connected or (self._has_lost_names and not had_lost_names):
+        had_lost, self._has_lost = self._has_lost, self._lacks_known_names() or self._lacks_all_records(registrations)
+        if not self.connected or (self._has_lost and not had_lost):
             self._keep_until_s = now + self._worker_lease_s
             self.losses += 1
         if now < self._keep_until_s:
@@ -113,6 +114,15 @@ class RegistryFollower:
 
     def _lacks_known_names(self) -> bool:
         return any(member.worker_id not in self._names for member in self._membership.members())
+
+    def _lacks_all_records(self, registrations: Iterable[wire.WorkerRegistration]) -> bool:
+        """Of several workers that did not say that they leave."""
+        known = {
+            str(member.worker_id)
+            for member in self._membership.members()
+            if member.registration.state != wire.WORKER_STATE_DRAINING
+        }
+        return len(known) > 1 and known.isdisjoint(record.worker_id for record in registrations)
 
     def _with_known(self, registrations: list[wire.WorkerRegistration]) -> list[wire.WorkerRegistration]:
         fresh = {record.worker_id for record in registrations}

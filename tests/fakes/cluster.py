@@ -223,6 +223,11 @@ class Cluster:
         await until(lambda: self._known(record.worker_id) == record.generation)
 
     async def unregister(self, worker: Worker) -> None:
+        """It says that it leaves, and does."""
+        if (member := self.router.membership.get(worker.name)) is not None:
+            worker.record.state = wire.WORKER_STATE_DRAINING
+            self.registry.write(worker.record)
+            await until(lambda: member.registration.state == wire.WORKER_STATE_DRAINING)
         self.registry.remove(worker.name)
         await until(lambda: self._known(worker.name) is None)
 

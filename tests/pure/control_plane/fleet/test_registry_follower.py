@@ -156,6 +156,46 @@ async def test_a_registry_that_lost_its_data_without_a_pause_gives_workers_one_l
     assert followed.workers() == ["decode-1"]
 
 
+async def test_where_all_records_end_at_once_workers_have_one_lease_to_renew_them(followed: Followed) -> None:
+    """Redis's clock was set forward, or the host slept."""
+    names = ["decode-0", "decode-1", "decode-2"]
+    for name in names:
+        followed.write(record(name))
+    await until(lambda: followed.workers() == names)
+    for name in names:
+        followed.store.delete(registry.worker_key(SERVICE, name))
+    await followed.read()
+    assert followed.workers() == names
+    assert followed.follower.losses == 1
+
+    followed.now_s += 2.0
+    for name in names[:2]:
+        followed.write(record(name))
+    await followed.read()
+    assert followed.workers() == names
+    followed.now_s += 3.0
+    await followed.read()
+    assert followed.workers() == names[:2]
+
+
+async def test_workers_that_all_end_are_gone_after_one_lease_and_at_once_where_they_said_so(followed: Followed) -> None:
+    names = ["decode-0", "decode-1"]
+    for state in (wire.WORKER_STATE_READY, wire.WORKER_STATE_DRAINING):
+        for name in names:
+            said = record(name)
+            said.state = state
+            followed.write(said)
+        await followed.read()
+        assert len(followed.membership.members()) == 2
+        for name in names:
+            followed.store.delete(registry.worker_key(SERVICE, name))
+        await followed.read()
+        assert bool(followed.membership.members()) == (state == wire.WORKER_STATE_READY)
+        followed.now_s += 5.0
+        await followed.read()
+        assert not followed.membership.members()
+
+
 async def test_it_counts_how_often_redis_may_have_lost_what_it_had(followed: Followed) -> None:
     assert followed.follower.losses == 0
     for _ in range(3):
