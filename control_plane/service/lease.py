@@ -18,7 +18,6 @@ import secrets
 import socket
 from collections.abc import Awaitable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from cluster_configs.loading import masked
@@ -27,6 +26,7 @@ from cluster_core.errors import StartError
 from cluster_wire import registry
 from cluster_wire.redis_client import REDIS_DOWN, RedisClient, complaint
 from cluster_wire.redis_loop import LoopWords, RedisLoop
+from control_plane.service.process_identity import began_ticks, machine
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +83,9 @@ class ServiceLease:
             {
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                "process_began": _began_ticks(os.getpid()),
+                "process_began": began_ticks(os.getpid()),
                 "keeps": keeps,
-                "machine": _machine(),
+                "machine": machine(),
                 "since_ms": unix_ms(),
                 "nonce": secrets.token_hex(8),
             }
@@ -162,34 +162,17 @@ class ServiceLease:
         return None
 
 
-def _machine() -> str:
-    """Of one boot and one space of process ids: whoever has the same sees the same processes. Empty: unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
-def _began_ticks(pid: int) -> int:
-    """When it began, since the boot: no setting of a clock moves it. 0: unknown."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def _has_ended_here(value: bytes) -> bool:
     """The process that wrote this ran on this machine, and does not any more."""
     try:
         holder = json.loads(value)
-        if not holder["machine"] or holder["machine"] != _machine():
+        if not holder["machine"] or holder["machine"] != machine():
             return False
         pid, began = int(holder["pid"]), int(holder["process_began"])
         if began <= 0:
             return False
         os.kill(pid, 0)
-        return _began_ticks(pid) not in (0, began)
+        return began_ticks(pid) not in (0, began)
     except ProcessLookupError:
         return True
     except (ValueError, KeyError, TypeError, OSError):

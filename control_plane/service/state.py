@@ -10,18 +10,23 @@ import signal
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from cluster_core.errors import ConfigError
 from cluster_core.ids import SERVICE_VARIABLE
+from control_plane.service.process_identity import began_ticks, machine
 
 _REAPER = "control_plane.service.reaper"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """address: of prompts and sessions; admin_address: of administration. Empty while it starts."""
+    """address: of prompts and sessions; admin_address: of administration. Empty while it starts.
+
+    started: when its process did, in seconds since 1970 by a clock that may have been set since.
+    """
 
     service_id: str
     address: str
@@ -46,8 +51,9 @@ class StateFile:
 
     def read(self) -> ServiceState | None:
         """The running service, or None. A file whose process is gone counts as none."""
-        state = self._parsed()
-        return state if state is not None and _is_running(state) else None
+        table = self._table()
+        state = _state(table)
+        return state if state is not None and _is_running(state, table) else None
 
     def claim(self, state: ServiceState) -> None:
         """Writes the file. Raises ConfigError when another service runs there."""
@@ -61,30 +67,25 @@ class StateFile:
         temporary = self._path.with_suffix(f".{state.pid}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(asdict(state)))
+            process = {"machine": machine(), "process_began": began_ticks(state.pid)}
+            temporary.write_text(json.dumps(asdict(state) | process))
             temporary.replace(self._path)
         except OSError as error:
             raise ConfigError(f"cannot be written: {error}", field="RACHIS_STATE_DIR") from None
 
     def clear(self, pid: int) -> None:
         """Removes the file when it speaks of this process."""
-        state = self._parsed()
+        state = _state(self._table())
         if state is not None and state.pid == pid:
             self._path.unlink(missing_ok=True)
 
-    def _parsed(self) -> ServiceState | None:
-        """None for a file that is not there or that no service wrote."""
+    def _table(self) -> Mapping[str, Any]:
+        """What the file holds. Empty for one that is not there, or that no service wrote."""
         try:
             table = json.loads(self._path.read_text())
-            return ServiceState(
-                str(table["service_id"]),
-                str(table["address"]),
-                str(table.get("admin_address", table["address"])),
-                int(table["pid"]),
-                float(table["started"]),
-            )
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
+        except (OSError, ValueError):
+            return {}
+        return table if isinstance(table, dict) else {}
 
 
 def processes_of(service_id: str) -> list[psutil.Process]:
@@ -137,7 +138,25 @@ def _signal(process: psutil.Process, number: int) -> None:
         return
 
 
-def _is_running(state: ServiceState) -> bool:
+def _state(table: Mapping[str, Any]) -> ServiceState | None:
+    """None for a table that no service wrote."""
+    try:
+        return ServiceState(
+            str(table["service_id"]),
+            str(table["address"]),
+            str(table.get("admin_address", table["address"])),
+            int(table["pid"]),
+            float(table["started"]),
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _is_running(state: ServiceState, table: Mapping[str, Any]) -> bool:
+    """Where the file does not say which process of which machine that was, as files of before do not, clocks decide."""
+    began = table.get("process_began")
+    if began:
+        return bool(table.get("machine") == machine() and began_ticks(state.pid) == began)
     try:
         return abs(psutil.Process(state.pid).create_time() - state.started) < 1.0
     except psutil.Error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -52,10 +53,35 @@ def test_another_running_service_keeps_the_file(state_file: StateFile) -> None:
     assert state_file.read() == running
 
 
-def test_a_process_that_took_over_the_number_of_a_dead_one_counts_as_none(state_file: StateFile) -> None:
-    state_file.claim(ServiceState("svc-1", "", "", MINE.pid, MINE.started - 100.0))
+@pytest.mark.parametrize("other", [{"process_began": 1}, {"machine": "another boot"}])
+def test_a_process_that_took_over_the_number_of_a_dead_one_counts_as_none(
+    state_file: StateFile, other: dict[str, object]
+) -> None:
+    state_file.claim(MINE)
+    path = state_file.folder / "service.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | other))
 
     assert state_file.read() is None
+
+
+def test_a_clock_that_is_set_ends_no_service(state_file: StateFile) -> None:
+    """By that clock its process has begun at another time than was written."""
+    running = replace(MINE, started=MINE.started - 100.0)
+    state_file.claim(running)
+
+    assert state_file.read() == running
+
+
+@pytest.mark.parametrize(("set_back_s", "is_found"), [(0.0, True), (100.0, False)])
+def test_a_file_that_says_nothing_but_the_time_goes_by_it(
+    state_file: StateFile, set_back_s: float, is_found: bool
+) -> None:
+    """As files of before do."""
+    state_file.folder.mkdir()
+    table = asdict(MINE) | {"started": MINE.started - set_back_s}
+    (state_file.folder / "service.json").write_text(json.dumps(table))
+
+    assert (state_file.read() is not None) == is_found
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "{}", '{"service_id": "x"}', '{"unknown": 1}'])
