@@ -64,13 +64,19 @@ class ClusterClock:
         began_s = now_s()
         self._best = _Measurement(host_unix_ms() / 1000 - began_s, float("inf"), began_s)
 
-    def measured(self, server_s: float, asked_s: float, answered_s: float) -> None:
-        """The server had that Unix time at some moment between these two of the monotonic clock."""
+    def measured(self, server_s: float, asked_s: float, answered_s: float) -> float:
+        """The server had that Unix time at some moment between these two of the monotonic clock.
+
+        Returns by how much that sets this clock, in s.
+        """
         error_s = (answered_s - asked_s) / 2
         fresh = _Measurement(server_s - (asked_s + answered_s) / 2, error_s, answered_s)
         known_s = self._best.error_at(answered_s)
-        if error_s <= known_s or abs(fresh.ahead_s - self._best.ahead_s) > error_s + known_s:
-            self._best = fresh
+        by_s = fresh.ahead_s - self._best.ahead_s
+        if error_s > known_s and abs(by_s) <= error_s + known_s:
+            return 0.0
+        self._best = fresh
+        return by_s
 
     def unix_s(self) -> float:
         return self.now_s() + self._best.ahead_s

@@ -2,7 +2,9 @@
 
 A router writes the chunks of the requests that it placed to the stream of their family, and counts what it reads there,
 its own included: so all routers count the same. An access is as old as its entry, by Redis's clock: the clocks of the
-hosts do not matter. Once a family's stream has grown, its hotness is summed up in a snapshot and older entries go.
+hosts do not matter. Where that one is set, what is hot stays so; a stream that was written to while it was ahead names
+its entries by that time until it has come, and they count as of now. Once a family's stream has grown, its hotness is
+summed up in a snapshot and older entries go.
 
 While Redis does not answer, a router counts its own requests by itself and nobody else hears of them. What was on its
 way is remembered by number, and not counted a second time should it have arrived.
@@ -64,6 +66,10 @@ _MOST_UNCONFIRMED = 1024
 _KEYS_A_SLICE = 1024
 _MOST_SUMMED_KEYS = 1 << 20
 
+# KEYS: any, for the node of a cluster whose clock counts. Redis's time, in seconds and microseconds.
+SAY_TIME = """
+return redis.call('TIME')
+"""
 # Drops the entries that nobody will ask for, and writes the snapshot, unless somebody else has written one meanwhile.
 # In this order a full Redis lets it through.
 WRITE_SNAPSHOT = f"""
@@ -106,8 +112,8 @@ class AccessLog:
         clock: ClusterClock | None = None,
         pause: EasingPause | None = None,
     ) -> None:
-        """router_id: another one with each start. clock: learns Redis's time with each entry that is written. pause:
-        between polls; it is told of what is recorded and read."""
+        """router_id: another one with each start. clock: learns Redis's time at the start and with each write.
+        pause: between polls; it is told of what is recorded and read."""
         self._redis = redis
         self._service_id = service_id
         self._index = index
@@ -173,15 +179,18 @@ class AccessLog:
                 await self.sum_up(family)
 
     async def _restore(self) -> None:
+        asked_s = self._clock.now_s()
         async with self._redis.pipeline(transaction=False) as pipeline:
+            self._ask_time(pipeline)
             for family in range(registry.FAMILIES):
                 pipeline.get(registry.hotness_key(self._service_id, family))
-            values = await pipeline.execute()
+            time, *values = await pipeline.execute()
+        self._learn_time(time, asked_s)
         for family, value in enumerate(values):
             snapshot = await self._decoded(value)
             if snapshot is None:
                 continue
-            at_s = snapshot.until.at_s
+            at_s = min(snapshot.until.at_s, self.now_s())
             for start in range(0, len(snapshot.keys), _KEYS_A_SLICE):
                 part = slice(start, start + _KEYS_A_SLICE)
                 self._index.restore_hotness(snapshot.keys[part], snapshot.counts[part], at_s)
@@ -218,7 +227,7 @@ class AccessLog:
             return
         for keys in requests:
             self._keys_since_snapshot[family] += len(keys)
-            self._index.accessed(keys, name.at_s)
+            self._index.accessed(keys, min(name.at_s, self.now_s()))
             await self._slices.rest()
 
     async def _write(self) -> None:
@@ -229,24 +238,32 @@ class AccessLog:
         asked_s = self._clock.now_s()
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
+                self._ask_time(pipeline)
                 for number, family, requests in entries:
                     fields: dict[Any, Any] = {"b": self._encoded(requests), "n": number}
                     key = registry.accesses_key(self._service_id, family)
                     pipeline.xadd(key, fields, maxlen=_MOST_ENTRIES, approximate=True)
-                answers = await pipeline.execute(raise_on_error=False)
+                time, *answers = await pipeline.execute(raise_on_error=False)
         except REDIS_DOWN:
             await self._not_confirmed(entries)
             raise
-        answered_s = self._clock.now_s()
+        if not isinstance(time, Exception):
+            self._learn_time(time, asked_s)
         await self._not_confirmed(
             entry for entry, answer in zip(entries, answers, strict=True) if isinstance(answer, Exception)
         )
         for (_, family, _), answer in zip(entries, answers, strict=True):
             if isinstance(answer, Exception):
                 raise answer
-            name = entry_name(answer)
-            self._clock.measured(name.at_s, asked_s, answered_s)
-            self._written(family, name)
+            self._written(family, entry_name(answer))
+
+    def _ask_time(self, pipeline: Any) -> None:
+        pipeline.eval(SAY_TIME, 1, registry.accesses_key(self._service_id, 0))
+
+    def _learn_time(self, answer: Sequence[bytes], asked_s: float) -> None:
+        seconds, microseconds = map(int, answer)
+        server_s = seconds + microseconds / 1e6
+        self._index.clock_set(self._clock.measured(server_s, asked_s, self._clock.now_s()))
 
     def _written(self, family: int, name: EntryName) -> None:
         # A Redis that has lost its data and whose clock is behind begins before what was read.
@@ -288,7 +305,7 @@ class AccessLog:
         value: Any = await self._redis.get(key)
         base = await self._decoded(value)
         until = self._read_until[family]
-        if base is not None and until.at_s - base.until.at_s < self._snapshots.every_s:
+        if base is not None and (until <= base.until or self._is_late(base)):
             return
         accesses, until = await self._accesses(stream, base.until if base is not None else BEGINNING, until)
         snapshot = await asyncio.to_thread(
@@ -298,6 +315,10 @@ class AccessLog:
         )
         oldest = max(0, until.ms - round(self._snapshots.keep_s * 1000))
         await self._redis.eval(WRITE_SNAPSHOT, 2, stream, key, (value or b"")[:NAME_BYTES], snapshot, oldest)
+
+    def _is_late(self, snapshot: HotnessSnapshot) -> bool:
+        """Of about now. One of a time that is long to come is not: Redis's clock was ahead."""
+        return abs(self.now_s() - snapshot.until.at_s) < self._snapshots.every_s
 
     async def _accesses(self, stream: str, after: EntryName, until: EntryName) -> tuple[list[Access], EntryName]:
         """The entries of a stream between these two, and the last one that was taken."""

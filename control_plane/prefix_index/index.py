@@ -63,7 +63,8 @@ class _Holder:
 class PrefixIndex:
     """See the module. max_entries: chunks remembered; a place takes 16 bytes. Times of `accessed` are Redis's, in s.
 
-    start_s: about now, on that clock: as hot as that is what workers claim before anything is asked for.
+    start_s: now, by a clock of which `clock_set` says how wrong it was: as hot as that is what workers claim before
+    anything is asked for.
     """
 
     def __init__(self, max_entries: int, half_life_s: float, start_s: float = 0.0) -> None:
@@ -184,6 +185,11 @@ class PrefixIndex:
         places = places[places != NOWHERE]
         self._table.heat[places] = np.logaddexp2(self._table.heat[places], np.float32(worth))
         self._prompts.add(keys)
+
+    def clock_set(self, by_s: float) -> None:
+        """The clock of these times goes so much ahead of what it went by: what was hot stays as hot as it was."""
+        self._reference_s += by_s
+        self._latest_s += by_s
 
     def hotness(self, keys: Keys, now_s: float) -> NDArray[np.float64]:
         """Requests a second that asked for each chunk, decayed; 0 for what is not remembered."""

@@ -89,6 +89,10 @@ def _check(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> bytes:
     return b"resync" if store.exists(keys[2]) else b"ok"
 
 
+def _time(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> tuple[int, int]:
+    return _with_time(0)[1:]
+
+
 def _write_hotness(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
     base, snapshot, oldest = args
     if (store.get(keys[1]) or b"")[:NAME_BYTES] != base:
@@ -160,6 +164,7 @@ SCRIPTS: dict[str, Script] = {
     claim_scripts.WRITE: _write,
     claim_scripts.SNAPSHOT: _snapshot,
     claim_scripts.CHECK: _check,
+    access_log.SAY_TIME: _time,
     access_log.WRITE_SNAPSHOT: _write_hotness,
     redis_index.ASK: _ask,
     replicator.HOLD: _hold,

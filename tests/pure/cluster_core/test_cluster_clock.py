@@ -15,12 +15,12 @@ class Host:
     def __init__(self) -> None:
         self.now_s = 5.0
 
-    def ask(self, of: ClusterClock, *, there_s: float, back_s: float, redis_ahead_s: float = 0.0) -> None:
-        """Redis is asked the time: the way there and the way back take so long."""
+    def ask(self, of: ClusterClock, *, there_s: float, back_s: float, redis_ahead_s: float = 0.0) -> float:
+        """Redis is asked the time: the way there and the way back take so long. By how much that sets the clock."""
         asked_s = self.now_s
         server_s = TRUE_S + asked_s + there_s + redis_ahead_s
         self.now_s += there_s + back_s
-        of.measured(server_s, asked_s, self.now_s)
+        return of.measured(server_s, asked_s, self.now_s)
 
     def error_s(self, of: ClusterClock) -> float:
         return abs(of.unix_s() - (TRUE_S + self.now_s))
@@ -50,6 +50,13 @@ def test_one_answer_is_enough_whatever_the_hosts_clock_says(host: Host) -> None:
     assert host.error_s(of) == pytest.approx(0.001, abs=1e-6)
     assert of.error_s() == pytest.approx(0.002 + 60 * 2e-4, abs=1e-6)
     assert of.host_ahead_ms() == pytest.approx(600_000, abs=2)
+
+
+def test_it_says_by_how_much_it_was_set(host: Host) -> None:
+    of = ten_minutes_ahead(host)
+    assert host.ask(of, there_s=0.001, back_s=0.001) == pytest.approx(-600.0)
+    assert host.ask(of, there_s=0.001, back_s=0.1) == 0.0
+    assert host.ask(of, there_s=0.001, back_s=0.001, redis_ahead_s=50.0) == pytest.approx(50.0)
 
 
 def test_the_answer_with_the_shortest_way_counts_until_it_is_too_old(host: Host) -> None:

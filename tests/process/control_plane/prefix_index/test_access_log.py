@@ -17,6 +17,7 @@ from control_plane.prefix_index import access_log
 from control_plane.prefix_index.access_log import MOST_BUFFERED_KEYS, SNAPSHOTS, AccessLog, SnapshotTiming
 from control_plane.prefix_index.hotness_snapshot import HotnessSnapshot, encode_snapshot
 from control_plane.prefix_index.index import PrefixIndex
+from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys, chunk_keys, root_key
 from tests.fakes.cluster import until
 from tests.fakes.redis_server import running_redis
@@ -87,7 +88,8 @@ class Router:
         snapshots: SnapshotTiming = SNAPSHOTS,
         ahead_ms: int = 0,
     ) -> None:
-        self.index = PrefixIndex(entries, HALF_LIFE_S)
+        clock = ClusterClock(lambda: UnixMs(unix_ms() + ahead_ms))
+        self.index = PrefixIndex(entries, HALF_LIFE_S, clock.unix_s())
         self.client = Weak(connect(url, 2.0))
         self.pause = CountedPause(0.001, 0.001)
         self.log = AccessLog(
@@ -97,7 +99,7 @@ class Router:
             IndexSection(refresh_s=0.001, half_life_s=HALF_LIFE_S),
             router_id=router_id,
             snapshots=snapshots,
-            clock=ClusterClock(lambda: UnixMs(unix_ms() + ahead_ms)),
+            clock=clock,
             pause=self.pause,
         )
 
@@ -175,14 +177,37 @@ async def test_polls_come_often_once_a_request_is_recorded_here_or_read_from_ano
 async def test_clocks_of_hosts_do_not_matter(make_router: MakeRouter) -> None:
     """A router an hour ahead and one an hour behind: an access is as old as its entry, by Redis's clock."""
     ahead, behind = make_router(ahead_ms=3_600_000), make_router(ahead_ms=-3_600_000)
+    claimed, asked_for = prompt(2), prompt(1)
     for router in (ahead, behind):
-        router.log.record(prompt(1))
+        router.index.join("prefill-0", 1)
+        router.index.apply("prefill-0", ClaimChange(device_stored=np.concatenate((claimed, asked_for))))
+        router.log.record(asked_for)
         await router.polls()
     await ahead.polls()
 
     for router in (ahead, behind):
-        assert router.requests(prompt(1)) == pytest.approx(2.0, abs=NEARLY)
+        assert router.requests(asked_for) == pytest.approx(2.0, abs=NEARLY)
+        assert router.requests(claimed) == 0.0
         assert router.log.now_s() == pytest.approx(unix_ms() / 1000, abs=1.0)
+
+
+async def test_a_stream_that_is_named_by_a_time_to_come_counts_as_of_now(make_router: MakeRouter, client: Any) -> None:
+    """Redis's clock was two hours ahead when an entry was written, and is right again."""
+    router, late = make_router(snapshots=SnapshotTiming(after_keys=0)), make_router()
+    ahead, right = (next(p for p in map(prompt, range(99)) if int(p[0]) % registry.FAMILIES == each) for each in (0, 1))
+    await client.xadd(registry.accesses_key(SERVICE, 0), {"b": b""}, id=f"{unix_ms() + 7_200_000}-0")
+    snapshots = []
+    for _ in range(3):
+        for keys in (ahead, right):
+            router.log.record(keys)
+            await router.polls()
+            assert router.log.now_s() == pytest.approx(unix_ms() / 1000, abs=1.0)
+        snapshots.append(await client.get(registry.hotness_key(SERVICE, 0)))
+    await late.polls()
+
+    assert len(set(snapshots)) == 3, "it is summed up all the same"
+    for each in (router, late):
+        assert [each.requests(keys) for keys in (ahead, right)] == pytest.approx([3.0, 3.0], abs=NEARLY)
 
 
 async def test_while_redis_is_away_a_router_counts_its_own_requests_and_later_none_twice(

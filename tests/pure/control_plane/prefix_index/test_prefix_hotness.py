@@ -50,6 +50,20 @@ def test_a_rate_is_requests_a_second_and_halves() -> None:
     assert found.hotness(keys(2), now_s + HALF_LIFE_S)[0] == pytest.approx(second_chunk / 2, rel=1e-3)
 
 
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0, 1e9, -1e9])
+def test_a_clock_that_is_set_changes_nothing_of_what_is_hot(by_s: float) -> None:
+    found = index()
+    found.apply("a", device(3))
+    for second in range(20):
+        found.accessed(keys(1), float(second))
+    before = found.hotness(keys(1), 20.0)[0]
+    found.clock_set(by_s)
+    assert found.hotness(keys(1, 3), 20.0 + by_s) == pytest.approx([before, 0.0])
+    found.accessed(keys(2), 20.0 + by_s)
+    found.apply("a", device(4))
+    assert found.hotness(keys(2, 3, 4), 20.0 + by_s) == pytest.approx([math.log(2) / HALF_LIFE_S, 0.0, 0.0], rel=0.05)
+
+
 def test_rates_stay_right_after_years() -> None:
     found = index()
     start_s = 1.7e9
