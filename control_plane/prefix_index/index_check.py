@@ -87,6 +87,7 @@ class IndexCheck:
         self._settle_s = settle_s
         self._between_s = between_s
         self._now_s = now_s
+        self._reading = asyncio.Lock()
         self._untrue: dict[str, int] | None = None
 
     @property
@@ -128,8 +129,11 @@ class IndexCheck:
         except RachisError as error:
             check.error = str(error)
             return
-        # What is compared is the index as it is now.
-        believed = self._index.claims(worker_id)
+        # What is compared is the index as it is now. The larger it is, the longer reading it holds up the loop: others
+        # have a turn between two workers.
+        async with self._reading:
+            await asyncio.sleep(0)
+            believed = self._index.claims(worker_id)
         check.index_generation, check.generation = self._index.generation(worker_id), answer.generation
         device = await asyncio.to_thread(compared, believed[0], _keys(answer.device))
         host = await asyncio.to_thread(compared, believed[1], _keys(answer.host))

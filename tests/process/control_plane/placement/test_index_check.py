@@ -7,6 +7,7 @@ import asyncio
 import itertools
 
 import numpy as np
+import pytest
 from rachis.v1 import admin_pb2 as admin
 from rachis.v1 import worker_pb2 as wire
 
@@ -15,7 +16,7 @@ from control_plane.fleet.membership import Membership
 from control_plane.prefix_index.index import PrefixIndex
 from control_plane.prefix_index.index_check import IndexCheck, compared
 from kv_transfer.claims.claims import ClaimChange
-from kv_transfer.claims.prefix_chunks import short_name
+from kv_transfer.claims.prefix_chunks import Keys, short_name
 from tests.fakes.cluster import PREFILL, Cluster, named
 from tests.fakes.indexed_cluster import CHUNK, PROMPT, cache, index_of, keys_of
 
@@ -135,6 +136,34 @@ async def test_only_what_every_look_finds_different_is_a_difference() -> None:
 
     assert (told.device.missing, told.device.untrue) == (0, 1)
     assert list(told.device.untrue_names) == [short_name(5)]
+
+
+async def test_others_have_the_loop_between_two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    membership, index = Membership(), PrefixIndex(1024, 600.0)
+    names = [f"prefill-{number}" for number in range(4)]
+    membership.replace(wire.WorkerRegistration(worker_id=name, generation=1, address="somewhere") for name in names)
+    turns, read_in, claims = 0, [], index.claims
+
+    def noted(worker_id: str) -> tuple[Keys, Keys]:
+        read_in.append(turns)
+        return claims(worker_id)
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def ask(_address: str, _timeout_s: float) -> wire.GetPrefixClaimsResponse:
+        return answer()
+
+    # Nothing but the turn of the loop in which it is called tells one that holds it up from one that does not.
+    monkeypatch.setattr(index, "claims", noted)
+    others = asyncio.create_task(take_turns())
+    await IndexCheck(membership, index, ask, settle_s=0.0).run()
+    others.cancel()
+
+    assert len(set(read_in)) == len(names)
 
 
 async def test_claims_of_a_start_that_is_over_are_untrue() -> None:
