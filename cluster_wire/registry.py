@@ -20,6 +20,9 @@ rachis:{<service>:<worker id>}:resync     set by a router that needs a snapshot;
 rachis:{<service>:<family>}:accesses      stream of AccessBatch for the prefixes of this family
 rachis:{<service>:<family>}:hotness       snapshot of their hotness
 
+What a worker or a router renews stays `KEPT_MS` after it was written last, and then goes by itself: the counter, the
+set, accesses and hotness (these 32 half-lives, if that is longer).
+
 No clock but Redis's own counts, and living workers tell a registry that has lost its data which generations it gave
 away. A generation may still be lower than one before: Redis lost its data while no worker lived, and its clock is
 behind. What the registry says for a while is the truth then, see `control_plane.prefix_index.claim_following`.
@@ -27,6 +30,8 @@ behind. What the registry says for a while is the truth then, see `control_plane
 
 # Prefixes that begin with the same chunk are one family; families share so many slots.
 FAMILIES = 16
+# Four days: over a weekend a service finds again what it left.
+KEPT_MS = 345_600_000
 
 
 def generation_key(service_id: str) -> str:

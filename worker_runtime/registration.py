@@ -27,15 +27,16 @@ RENEWALS_PER_LEASE = 4
 # Redis whose memory is full refuses a script at its first write, unless that one needs no memory; what follows it goes
 # through. So each script here begins with a write that changes nothing: a full Redis must not cost the workers' leases.
 # Never below Redis's own time in milliseconds, so that a registry that lost its data does not repeat a generation.
-# KEYS: counter. Answers the generation and Redis's time.
+# KEYS: counter. ARGV: how long it is kept, in ms. Answers the generation and Redis's time.
 NEXT_GENERATION = """
 local now = redis.call('TIME')
-redis.call('PERSIST', KEYS[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
 local generation = math.max(redis.call('INCR', KEYS[1]), now[1] * 1000 + math.floor(now[2] / 1000))
-redis.call('SET', KEYS[1], string.format('%.0f', generation))
+redis.call('SET', KEYS[1], string.format('%.0f', generation), 'PX', ARGV[1])
 return {generation, now[1], now[2]}
 """
-# KEYS: record, its generation, worker ids, counter. ARGV: worker id, generation, record, lease in ms.
+# KEYS: record, its generation, worker ids, counter. ARGV: worker id, generation, record, lease in ms,
+# how long ids and counter are kept, in ms.
 # A counter that was lost goes on after the generations of those who live. Answers 0 for a record that is another
 # worker's, and Redis's time.
 PUBLISH = """
@@ -47,6 +48,8 @@ redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
 redis.call('SADD', KEYS[3], ARGV[1])
 if tonumber(redis.call('GET', KEYS[4]) or 0) < tonumber(ARGV[2]) then redis.call('SET', KEYS[4], ARGV[2]) end
+redis.call('PEXPIRE', KEYS[3], ARGV[5])
+redis.call('PEXPIRE', KEYS[4], ARGV[5])
 return {1, now[1], now[2]}
 """
 # KEYS: record, its generation. ARGV: generation.
@@ -95,7 +98,7 @@ class Registration:
     async def open(self) -> int:
         """Takes the next generation of the service. Raises one of REDIS_DOWN."""
         key = registry.generation_key(self._service_id)
-        generation = await self._timed(self._redis.eval(NEXT_GENERATION, 1, key))
+        generation = await self._timed(self._redis.eval(NEXT_GENERATION, 1, key, registry.KEPT_MS))
         self.record.generation = generation
         return generation
 
@@ -115,7 +118,8 @@ class Registration:
         self.record.clock_ahead_ms = self._clock.host_ahead_ms()
         name, generation = self.record.worker_id, self.record.generation
         keys = [*self._keys, registry.workers_key(self._service_id), registry.generation_key(self._service_id)]
-        args = (name, generation, sealed(self._secret, self.record.SerializeToString()), round(self._lease_s * 1000))
+        record, lease_ms = sealed(self._secret, self.record.SerializeToString()), round(self._lease_s * 1000)
+        args = (name, generation, record, lease_ms, registry.KEPT_MS)
         if not await self._timed(self._publish(keys=keys, args=args)) and not self._is_superseded:
             logger.error("another worker has registered as %s: this one leaves the record to it", name)
             self._is_superseded = True

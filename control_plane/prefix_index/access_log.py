@@ -65,17 +65,20 @@ _MOST_ENTRIES = 1 << 14
 _MOST_UNCONFIRMED = 1024
 _KEYS_A_SLICE = 1024
 _MOST_SUMMED_KEYS = 1 << 20
+# What was hot so many half-lives ago is not told from what was not.
+_KEPT_HALF_LIVES = 32
 
 # KEYS: any, for the node of a cluster whose clock counts. Redis's time, in seconds and microseconds.
 SAY_TIME = """
 return redis.call('TIME')
 """
-# Drops the entries that nobody will ask for, and writes the snapshot, unless somebody else has written one meanwhile.
-# In this order a full Redis lets it through.
+# KEYS: stream, snapshot. ARGV: how the snapshot began that this one goes on from, this one, the oldest entry that
+# stays, how long it is kept, in ms. Drops the entries that nobody will ask for, and writes the snapshot, unless
+# somebody else has written one meanwhile. In this order a full Redis lets it through.
 WRITE_SNAPSHOT = f"""
 if redis.call('GETRANGE', KEYS[2], 0, {NAME_BYTES - 1}) ~= ARGV[1] then return 0 end
 redis.call('XTRIM', KEYS[1], 'MINID', ARGV[3])
-redis.call('SET', KEYS[2], ARGV[2])
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
 return 1
 """
 
@@ -120,6 +123,7 @@ class AccessLog:
         self._settings = settings
         self._router_id = router_id
         self._snapshots = snapshots
+        self._kept_ms = max(registry.KEPT_MS, round(_KEPT_HALF_LIVES * settings.half_life_s * 1000))
         self._clock = clock or ClusterClock()
         self._buffer: list[Keys] = []
         self._buffered_keys = 0
@@ -243,7 +247,11 @@ class AccessLog:
                     fields: dict[Any, Any] = {"b": self._encoded(requests), "n": number}
                     key = registry.accesses_key(self._service_id, family)
                     pipeline.xadd(key, fields, maxlen=_MOST_ENTRIES, approximate=True)
+                for family in {family for _, family, _ in entries}:
+                    pipeline.pexpire(registry.accesses_key(self._service_id, family), self._kept_ms)
+                    pipeline.pexpire(registry.hotness_key(self._service_id, family), self._kept_ms)
                 time, *answers = await pipeline.execute(raise_on_error=False)
+                answers = answers[: len(entries)]
         except REDIS_DOWN:
             await self._not_confirmed(entries)
             raise
@@ -314,7 +322,8 @@ class AccessLog:
             )
         )
         oldest = max(0, until.ms - round(self._snapshots.keep_s * 1000))
-        await self._redis.eval(WRITE_SNAPSHOT, 2, stream, key, (value or b"")[:NAME_BYTES], snapshot, oldest)
+        before = (value or b"")[:NAME_BYTES]
+        await self._redis.eval(WRITE_SNAPSHOT, 2, stream, key, before, snapshot, oldest, self._kept_ms)
 
     def _is_late(self, snapshot: HotnessSnapshot) -> bool:
         """Of about now. One of a time that is long to come is not: Redis's clock was ahead."""

@@ -22,13 +22,13 @@ def _with_time(answer: int) -> tuple[int, int, int]:
 
 def _next_generation(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> tuple[int, int, int]:
     generation = max(int(store.get(keys[0]) or 0) + 1, int(unix_ms()))
-    store.set(keys[0], generation)
+    store.set(keys[0], generation, px=int(args[0]))
     return _with_time(generation)
 
 
 def _publish(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> tuple[int, int, int]:
     record, holder, workers, counter = keys
-    name, generation, value, lease_ms = args
+    name, generation, value, lease_ms, kept_ms = args
     if int(store.get(holder) or 0) > int(generation):
         return _with_time(0)
     store.set(record, value, px=int(lease_ms))
@@ -36,6 +36,8 @@ def _publish(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> tuple[
     store.sadd(workers, name)
     if int(store.get(counter) or 0) < int(generation):
         store.set(counter, generation)
+    store.pexpire(workers, int(kept_ms))
+    store.pexpire(counter, int(kept_ms))
     return _with_time(1)
 
 
@@ -94,10 +96,10 @@ def _time(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> tuple[int
 
 
 def _write_hotness(store: Store, keys: Sequence[str], args: Sequence[bytes]) -> int:
-    base, snapshot, oldest = args
+    base, snapshot, oldest, kept_ms = args
     if (store.get(keys[1]) or b"")[:NAME_BYTES] != base:
         return 0
-    store.set(keys[1], snapshot)
+    store.set(keys[1], snapshot, px=int(kept_ms))
     store.xtrim(keys[0], minid=oldest.decode(), approximate=False)
     return 1
 

@@ -225,8 +225,8 @@ async def test_accesses_are_counted_in_order_and_their_snapshot_replaces_only_it
         assert page == [(names[1], {b"b": b"x", b"n": b"1"})]
 
         script = access_log.WRITE_SNAPSHOT
-        assert await raw.eval(script, 2, "accesses", "hotness", b"", b"snapshot" * 8, 0) == 1
-        assert await raw.eval(script, 2, "accesses", "hotness", b"", b"another" * 8, 0) == 0
+        assert await raw.eval(script, 2, "accesses", "hotness", b"", b"snapshot" * 8, 0, 60_000) == 1
+        assert await raw.eval(script, 2, "accesses", "hotness", b"", b"another" * 8, 0, 60_000) == 0
         assert await raw.get("hotness") == b"snapshot" * 8
 
 

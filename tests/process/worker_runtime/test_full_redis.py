@@ -9,7 +9,7 @@ import redis.asyncio as redis
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_wire import registry
-from cluster_wire.redis_client import REDIS_DOWN, RedisClient, connect
+from cluster_wire.redis_client import REDIS_DOWN, connect
 from control_plane.fleet.fencing import Fence
 from control_plane.fleet.load_sharing import LoadSharing
 from control_plane.fleet.membership import Membership
@@ -56,6 +56,8 @@ async def test_workers_register_renew_and_leave(server: Server, full: redis.Redi
     key = registry.worker_key(SERVICE, WORKER)
     assert 0 < await full.pttl(key) <= 5000
     assert await full.sismember(registry.workers_key(SERVICE), WORKER)
+    for kept in (registry.workers_key(SERVICE), registry.generation_key(SERVICE)):
+        assert registry.KEPT_MS - 60_000 < await full.pttl(kept) <= registry.KEPT_MS
 
     older, newer = worker, registered(server)
     await newer.open()
@@ -102,14 +104,14 @@ async def test_routers_tell_their_loads_copy_prefixes_and_sum_up_what_is_hot(ser
     plain: Any = full
     assert await plain.eval(replicator.HOLD, 1, registry.replication_key(SERVICE), "r", 5000) == 1
     stream, hotness = registry.accesses_key(SERVICE, 0), registry.hotness_key(SERVICE, 0)
-    assert await plain.eval(access_log.WRITE_SNAPSHOT, 2, stream, hotness, b"", b"snapshot", 0) == 1
+    assert await plain.eval(access_log.WRITE_SNAPSHOT, 2, stream, hotness, b"", b"snapshot", 0, 60_000) == 1
     assert await full.get(hotness) == b"snapshot"
 
 
 async def test_a_batch_that_was_lost_is_repaired(server: Server, full: redis.Redis) -> None:
     membership, index = Membership(), PrefixIndex(1024, 600.0)
     membership.replace([wire.WorkerRegistration(worker_id=WORKER, generation=1000, pool=wire.POOL_PREFILL)])
-    follower = IndexFollower(cast(RedisClient, connect(server.url, 5.0)), SERVICE, membership, index, INDEX)
+    follower = IndexFollower(connect(server.url, 5.0), SERVICE, membership, index, INDEX)
     async with feeding(server) as feed:
         for key in (1, 2, 3):
             feed.changed(device(key))
