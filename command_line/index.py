@@ -155,7 +155,7 @@ async def index_status(address: str, *, as_json: bool) -> None:
     if as_json:
         print_json(status)
         return
-    out.print(index_line(status))
+    out.print(index_line(status), markup=False)
     for alarm in status["alarms"]:
         out.print(f"[bold]{escape(alarm)}[/bold]")
     counts = status["counts"]

@@ -68,8 +68,9 @@ def _cgroup_memory(cgroups: Path, own_cgroup: Path) -> Iterable[tuple[int, int]]
         except (OSError, ValueError):
             # There is no limit (`max`), or no such file.
             continue
-        # The kernel takes back pages of files that nobody has used lately.
-        yield most, max(0, most - used + int(stat.get("inactive_file", 0)))
+        # The kernel takes back pages of files, as it does of the host's.
+        files = sum(int(stat.get(kind, 0)) for kind in ("inactive_file", "active_file"))
+        yield most, min(most, max(0, most - used + files))
 
 
 def _resident_bytes(process: psutil.Process) -> int:

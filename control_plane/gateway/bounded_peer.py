@@ -69,7 +69,7 @@ class BoundedPeerProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._giving_up = self.loop.call_later(self.send_timeout_s, self.transport.abort)
+        self._watch()
 
     def resume_writing(self) -> None:
         self._wait_no_more()
@@ -84,6 +84,17 @@ class BoundedPeerProtocol(HttpToolsProtocol):
         self._head_bytes += head_bytes
         if self._head_bytes > MOST_HEAD_BYTES:
             raise _TooLargeError
+
+    def _watch(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._giving_up = self.loop.call_later(self.send_timeout_s, self._look, left)
+
+    def _look(self, left: int) -> None:
+        """left: in bytes, when it was looked at last. A slow peer may take long over what was written at once."""
+        if self.transport.get_write_buffer_size() < left:
+            self._watch()
+        else:
+            self.transport.abort()
 
     def _wait_no_more(self) -> None:
         if self._giving_up is not None:

@@ -75,8 +75,8 @@ def _naming(field: str) -> Iterator[None]:
 
 
 def _turn(message: Mapping[str, Any]) -> generation.ChatMessage:
-    """What a library writes down as None says nothing."""
-    said = {key for key, value in message.items() if value is not None}
+    """What a library writes down as None, or as an empty list, says nothing."""
+    said = {key for key, value in message.items() if value is not None and value != [] and value != {}}
     if more := sorted(map(str, said.difference(_TURN))):
         raise TypeError(f"a chat message has role and content, and no {more[0]}; the HTTP API takes more")
     for key in _TURN:

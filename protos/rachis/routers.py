@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from rachis import client_channel, conventions
-from rachis.errors import InvalidInputError
+from rachis.errors import ClosedError, InvalidInputError
 
 # Of one message, either way.
 MAX_MESSAGE_BYTES = 64 << 20
@@ -74,13 +74,15 @@ def _ip_version(address: str) -> int:
 
 
 async def connected(channel: grpc.aio.Channel, timeout_s: float) -> bool:
-    """Whether a router can be reached within this time."""
+    """Whether a router can be reached within this time. Raises ClosedError where the client is closed meanwhile."""
     try:
         async with asyncio.timeout(timeout_s):
             while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
                 await channel.wait_for_state_change(state)
     except TimeoutError:
         return False
+    except grpc.aio.UsageError:
+        raise ClosedError from None
     return True
 
 

@@ -109,7 +109,7 @@ def test_what_is_no_prompt_is_a_mistake_in_the_field_that_it_is_given_for(given:
 
 
 def test_what_a_library_writes_down_as_none_says_nothing() -> None:
-    given: dict[str, Any] = {"role": "assistant", "content": "x", "tool_calls": None, "refusal": None}
+    given: dict[str, Any] = {"role": "assistant", "content": "x", "tool_calls": [], "refusal": None}
     assert chat_prompt([given]) == chat_prompt([{"role": "assistant", "content": "x"}])
 
 

@@ -40,7 +40,8 @@ def limited(folder: Path, most: str, used: int, inactive: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.max").write_text(f"{most}\n")
     (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\n")
+    # Weights that a worker before it has read are files in use.
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive // 2}\nactive_file {inactive // 2}\n")
 
 
 def test_a_node_has_what_its_tightest_cgroup_leaves(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """How long a peer may take nothing of its answer."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -11,9 +12,9 @@ from control_plane.gateway.bounded_peer import SEND_TIMEOUT_S, BoundedPeerProtoc
 
 
 class Timer:
-    def __init__(self, delay_s: float, call: Callable[[], None]) -> None:
+    def __init__(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
         self.delay_s = delay_s
-        self.call = call
+        self.call = partial(call, *arguments)
         self.is_cancelled = False
 
     def cancel(self) -> None:
@@ -24,14 +25,18 @@ class Loop:
     def __init__(self) -> None:
         self.timers: list[Timer] = []
 
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        self.timers.append(Timer(delay_s, call))
+    def call_later(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> Timer:
+        self.timers.append(Timer(delay_s, call, *arguments))
         return self.timers[-1]
 
 
 class Transport:
     def __init__(self) -> None:
         self.is_aborted = False
+        self.left = 1 << 24
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -62,6 +67,20 @@ def test_a_peer_that_takes_nothing_is_given_up_after_a_minute(
     assert (timer.delay_s, timer.is_cancelled) == (SEND_TIMEOUT_S, False)
     timer.call()
     assert transport.is_aborted
+
+
+def test_a_slow_peer_has_a_minute_for_each_piece_of_what_was_written_at_once(
+    made: tuple[BoundedPeerProtocol, Loop, Transport],
+) -> None:
+    protocol, loop, transport = made
+    protocol.pause_writing()
+    for _ in range(5):
+        transport.left -= 1000
+        loop.timers[-1].call()
+        assert not transport.is_aborted
+    loop.timers[-1].call()
+    assert transport.is_aborted
+    assert [timer.delay_s for timer in loop.timers] == [SEND_TIMEOUT_S] * 6
 
 
 @pytest.mark.parametrize("ends", [lambda peer: peer.resume_writing(), lambda peer: peer.connection_lost(OSError())])

@@ -71,6 +71,32 @@ def test_other_lines_are_written_as_they_are(file: Path) -> None:
     assert line.endswith("pirate is not served")
 
 
+def test_what_the_system_says_is_written(file: Path) -> None:
+    try:
+        raise OSError(24, "Too many open files")
+    except OSError:
+        logging.getLogger("asyncio").exception("socket.accept() out of system resource")
+    said = lines(file)
+    assert "socket.accept() out of system resource" in said[0]
+    assert said[-1] == "  builtins.OSError: [Errno 24] Too many open files"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("asyncio", f"Task exception was never retrieved\nfuture: <Task exception=ValueError('{SECRET}')>"),
+        ("vllm.tool_parsers.xlam_tool_parser", f"Error in streaming tool calls: {SECRET}"),
+    ],
+)
+def test_what_a_defect_says_is_not_in_its_message_either(name: str, message: str, file: Path) -> None:
+    try:
+        raise ValueError(SECRET)
+    except ValueError:
+        logging.getLogger(name).exception(message)
+    assert message[:20] in lines(file)[0]
+    assert SECRET not in file.read_text()
+
+
 def test_of_a_defect_it_is_written_what_was_raised_and_where_but_not_what_it_says(file: Path) -> None:
     try:
         try:
