@@ -1,6 +1,7 @@
 """Names of requests, workers and services."""
 
 import hashlib
+import re
 import secrets
 from typing import NewType
 
@@ -10,6 +11,7 @@ ServiceId = NewType("ServiceId", str)
 
 # The environment variable by which every process of a service carries the mark of its start.
 SERVICE_VARIABLE = "RACHIS_SERVICE"
+_OF_ONE_START = re.compile(r"svc-[0-9a-f]{8}")
 
 
 def new_request_id() -> RequestId:
@@ -17,7 +19,12 @@ def new_request_id() -> RequestId:
 
 
 def new_service_id() -> ServiceId:
+    """Of one start alone, where its configuration gives no name."""
     return ServiceId(f"svc-{secrets.token_hex(4)}")
+
+
+def is_of_one_start(service_id: str) -> bool:
+    return _OF_ONE_START.fullmatch(service_id) is not None
 
 
 def new_start_mark(service_name: str) -> str:

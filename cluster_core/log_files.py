@@ -57,7 +57,8 @@ ReadLogs = Callable[[LogQuery], Told[LogEvent]]
 
 
 def read_own(files: Iterable[Path], service: str, query: LogQuery) -> Told[LogEvent]:
-    """Of files that this service's processes write, and those of other services may have written before."""
+    """Of files that this service's processes write, and those of other services may have written before. service: empty
+    where they are all told."""
     return latest((event for text in _ends(_newest(files, query)) for event in _ours(_events(text), service)), query)
 
 
@@ -114,7 +115,7 @@ def _ours(events: Iterable[LogEvent], service: str) -> Iterator[LogEvent]:
     for event in events:
         told = begun_by(event)
         begun = begun if told is None else told
-        if (event.service or begun) in ("", service):
+        if not service or (event.service or begun) in ("", service):
             yield event
 
 

@@ -18,6 +18,7 @@ from cluster_core import event_log
 from cluster_core.clock import unix_ms
 from cluster_core.errors import RachisError
 from cluster_core.event_log import LogEvent
+from cluster_core.ids import is_of_one_start
 from cluster_core.log_files import LogQuery, ReadLogs, Told, last_of, read_own
 from cluster_core.log_reader import LogReader
 from cluster_wire.log_messages import events_to_wire, query_from_wire
@@ -35,7 +36,11 @@ _OWN = "the logs of this router and its gateways cannot be read"
 def read_beside(query: LogQuery) -> Told[LogEvent]:
     """Of the file that this process writes, and of the routers and gateways whose files lie beside it."""
     own = event_log.log_file()
-    return read_own(beside(own[0]), own[1], query) if own is not None else Told(())
+    if own is None:
+        return Told(())
+    file, service = own
+    # Why the start before has ended stands there under another id.
+    return read_own(beside(file), "" if is_of_one_start(service) else service, query)
 
 
 def beside(own: Path) -> Iterable[Path]:

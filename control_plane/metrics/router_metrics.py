@@ -196,7 +196,7 @@ class RouterMetrics:
         self._histograms[_TTFT].labels(whose).observe(ttft_s, self._exemplar(ttft_s, trace))
         # Pools that follow their load go by one objective: the wait of others counts as the same share of that.
         share = self._objectives[RequestClass.INTERACTIVE].ttft_s / self._objectives[whose].ttft_s
-        self.recent_ttft.observe(self._now_s(), ttft_s * share)
+        self.recent_ttft.observe(self._now_s(), ttft_s, share)
 
     def completed(self, completion: generation.Completion, trace: RequestTrace) -> None:
         """Counts a request or session that got its whole answer."""

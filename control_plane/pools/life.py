@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 _READY = admin.POOL_PHASE_READY
 # An outage of Ray is said as a defect is: once, with where it was noticed.
+# Each time is a line in the log.
+_FENCE_AGAIN_S = 2.0
 _NOT_SAID = "Ray does not say which workers have a process"
 _RAY = LoopWords(logger, f"{_NOT_SAID}: %s", "Ray says again which workers have a process", _NOT_SAID)
 _NOT_SEEN = "the pools could not be looked at"
@@ -93,6 +95,7 @@ class Pools:
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._without_node: Mapping[str, str] = {}
         self._rays_word_s = 0.0
+        self._fence_again_s = 0.0
 
     def status(self) -> list[admin.PoolStatus]:
         return self._roster.status()
@@ -379,9 +382,10 @@ class Pools:
         self._roster.observe(registrations, self._without_node if fresh else {}, now_s)
         if self._is_started:
             self._kept.keep({pool: len(self._roster.staying(pool)) for pool in self._sizes})
-        for worker_id, generation in list(self._roster.to_fence.items()):
+        for worker_id, generation in list(self._roster.to_fence.items()) if now_s >= self._fence_again_s else ():
             if not await self._fence.close_out(worker_id, generation):
                 # Not the others either; the registry is looked at meanwhile.
+                self._fence_again_s = now_s + _FENCE_AGAIN_S
                 return
             logger.warning("%s is gone: its generation %d is fenced", worker_id, generation)
             self._roster.fenced(worker_id, generation)

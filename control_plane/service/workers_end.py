@@ -10,9 +10,13 @@
 Those that stay and that nobody takes over end by themselves after `service.orphan_s`.
 """
 
+import logging
+
 from cluster_configs.schema import RachisConfig
 from control_plane.pools.life import Pools
 from control_plane.service.lease import ServiceLease
+
+logger = logging.getLogger(__name__)
 
 
 class WorkersEnd:
@@ -30,5 +34,12 @@ class WorkersEnd:
         await self._pools.stop(leave_workers=self._config.workers_outlive_serve and await self._stay())
 
     async def _stay(self) -> bool:
-        has_failed = self._taken_over and not self.is_up
-        return self._config.service.leave_workers or has_failed or not await self._lease.is_ours()
+        service = self._config.service
+        if service.leave_workers:
+            return True
+        stay = (self._taken_over and not self.is_up) or not await self._lease.is_ours()
+        if stay:
+            logger.warning(
+                "the workers stay; who is not taken over ends after %g s (service.orphan_s)", service.orphan_s
+            )
+        return stay

@@ -247,7 +247,9 @@ class HostTier:
         if isinstance(plan, CopyOut) and running.failed:
             self.tiers.copy_failed(plan)
             # The same would be tried without an end: it is offered again by whoever asks for it again.
-            self._offers.clear()
+            failed = plan.hashes[plan.first]
+            for name in [name for name, each in self._offers.items() if failed in each[plan.first : plan.first + 1]]:
+                del self._offers[name]
         elif isinstance(plan, CopyOut):
             self.tiers.copied_out(plan)
         elif isinstance(plan, Load):

@@ -108,3 +108,19 @@ def test_a_copy_that_fails_is_not_tried_until_somebody_asks_again() -> None:
         world.step()
         world.lands(begun)
     assert world.in_host_memory == {1, 2, 3, 4}
+
+
+def test_what_others_have_offered_is_copied_though_a_copy_fails() -> None:
+    world = World(budget=2)
+    world.computes("fails", [1, 2], finished=True)
+    begun = world.tier.background()
+    for name, hashes in (("longer", [1, 2, 3]), ("other", [11, 12])):
+        world.computes(name, hashes, finished=True)
+        assert world.tier.background() == [], "two blocks are on their way"
+    world.step()
+    world.lands(begun, failed=True)
+    for _ in range(3):
+        begun = world.tier.background()
+        world.step()
+        world.lands(begun)
+    assert world.in_host_memory == {11, 12}

@@ -207,7 +207,7 @@ def hanging_counts_as_an_attempt() -> AbstractContextManager[Any]:
 
 
 def clocks_are_not_compared() -> AbstractContextManager[Any]:
-    return mock.patch.object(ClusterClock, "measured", lambda *_: None)
+    return mock.patch.object(ClusterClock, "measured", lambda *_: 0.0)
 
 
 def routers_do_not_tell_each_other() -> AbstractContextManager[Any]:

@@ -31,7 +31,7 @@ FIRST_WORLD = {
     "failed_copies_count_as_landed": 4,
     "promotions_are_there_too_early": 38,
     "failed_loads_are_not_computed": 13,
-    "loads_hold_no_slots": 48,
+    "loads_hold_no_slots": 114,
     "adapters_of_a_step_are_not_counted": 71,
     "newcomers_take_more_than_granted": 76,
     "plans_do_not_see_host_memory": 132,

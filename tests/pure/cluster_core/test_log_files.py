@@ -93,6 +93,7 @@ def test_of_a_file_that_processes_of_two_services_have_written_their_own_is_read
     other.write_text("".join(f"{each.as_json() if as_json else each.as_text()}\n" for each in events[:2]))
     nobodys.write_text(event(3, "nobody's", service="").as_json())
     assert messages(read_own([file, other, nobodys], "svc-1", QUERY)) == ["ours", "nobody's"]
+    assert "theirs" in messages(read_own([file, other, nobodys], "", QUERY))
 
 
 def test_of_a_long_exception_in_text_the_end_is_told(tmp_path: Path) -> None:

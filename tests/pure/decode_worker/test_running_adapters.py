@@ -58,7 +58,7 @@ def test_it_is_what_a_look_at_all_of_them_finds_whatever_has_come_and_gone_meanw
             case "other list":
                 running = running[1:]
             case "sort":
-                running.sort(key=id)
+                running = sorted(running, key=id)
             case "look":
                 assert adapters.of(running) == {each.adapter for each in running} - {0}
     assert adapters.of(running) == {each.adapter for each in running} - {0}

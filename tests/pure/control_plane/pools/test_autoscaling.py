@@ -126,3 +126,7 @@ def test_recent_ttft_counts_those_after_a_moment_where_one_is_given() -> None:
     assert recent.kept_by_most(10) == 3.0
     assert recent.kept_by_most(10, since_s=4) == 0.2
     assert recent.kept_by_most(10, since_s=5) is None, "too few"
+    for _ in range(20):
+        recent.observe(12, 8.0, 0.5)
+    assert recent.kept_by_most(12) == 4.0
+    assert recent.kept_by_most(12, since_s=4) == 0.2, "who waited since before says nothing of it"
