@@ -104,12 +104,10 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
         status = self._engine.status()
         prefixes = min(request.hottest_prefixes, MOST_HOTTEST_PREFIXES) if status.tiers is not None else 0
         entries = min(request.batch_entries, MOST_BATCH_ENTRIES) if status.decode is not None else 0
-        hottest, batch, (resident_bytes, (node_bytes, available_bytes)) = await asyncio.gather(
-            _in_time(self._engine.hottest_prefixes, prefixes),
-            _in_time(self._engine.decode_batch, entries),
-            # All processes of the host are looked at.
-            asyncio.to_thread(lambda: (self._resident_memory.bytes(), node_memory())),
+        hottest, batch = await asyncio.gather(
+            _in_time(self._engine.hottest_prefixes, prefixes), _in_time(self._engine.decode_batch, entries)
         )
+        node_bytes, available_bytes = node_memory()
         return to_wire(
             status,
             wire.GetWorkerStatusResponse,
@@ -118,7 +116,7 @@ class WorkerServiceBase(worker_pb2_grpc.WorkerServiceServicer):
             counters=to_wire(
                 status.counters,
                 wire.WorkerCounters,
-                resident_bytes=resident_bytes,
+                resident_bytes=self._resident_memory.bytes(),
                 log_lines_lost=event_log.lost_lines(),
                 node_memory_bytes=node_bytes,
                 node_available_bytes=available_bytes,
