@@ -37,7 +37,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 async def played(
     folder: Path, made: Made, seed: int, caplog: pytest.LogCaptureFixture, moves: int = MOVES, sought: str = ""
 ) -> tuple[list[Told], list[str]]:
-    """What was wrong, and what has leaked. Two workers are of somebody else, and reached first."""
+    """What was wrong, and what has leaked. Two workers are of somebody else, and reached first; two of the service's
+    own come next, and serve."""
     taps: list[Wiretap] = []
     async with AsyncExitStack() as stack:
         world = await stack.enter_async_context(certified_cluster(folder, made))
@@ -49,8 +50,7 @@ async def played(
 
         for pool, secret in ((PREFILL, Secret(b"x" * 32)), (DECODE, None)):
             await world.keyed.cluster.add(pool, f"a-{seed}-{pool}", secret=secret, reached_at=through)
-            # A release that is late on a busy machine is left to the lease.
-            await world.keyed.cluster.add(pool, reached_at=through, lease_s=60.0)
+            await world.keyed.cluster.add(pool, f"b-{seed}-{pool}", reached_at=through, lease_s=60.0)
         callers = HostileCallers(world, folder, seed)
         with caplog.at_level(logging.DEBUG):
             wrong = await callers.play(moves, sought)

@@ -150,7 +150,8 @@ async def keyed_cluster(tmp_path: Path, made: tuple[Path, dict[str, str]], **mor
         "security__audit_file": str(tmp_path / "audit.jsonl"),
     }
     async with running_cluster(**flags, index__chunk_tokens=32, **more) as cluster:  # type: ignore[arg-type]  # by name
-        await cluster.add(PREFILL)
+        # A release that is late on a busy machine is left to the lease.
+        await cluster.add(PREFILL, lease_s=60.0)
         await cluster.add(DECODE)
         world = Keyed(cluster, tmp_path)
         world.key.update(given)
