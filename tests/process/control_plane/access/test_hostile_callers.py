@@ -15,13 +15,13 @@ from control_plane.access.api_keys import ApiKey
 from control_plane.access.client_certificates import ClientCertificates
 from control_plane.access.logins import Logins
 from control_plane.access.roles import Identity
-from tests.campaign.access.hostile_callers import HostileCallers, Told
 from tests.examples import seeds
 from tests.fakes.cluster import DECODE, PREFILL
 from tests.fakes.wiretap import Wiretap, tapped
 from tests.planting import planted
 from tests.process.control_plane.access.certified_world import certified_cluster
 from tests.process.control_plane.access.conftest import made_keys
+from tests.process.control_plane.access.hostile_callers import HostileCallers, Told
 
 SEEDS = seeds(50, few=2)
 MOVES = 24

@@ -24,9 +24,9 @@ from cluster_wire.members import caller_metadata, member_metadata
 from cluster_wire.secret import Secret, read_secret
 from control_plane.access.api_keys import ApiKey, parsed
 from control_plane.access.key_file import edit
-from tests.process.control_plane.access.certified_world import Certified, told
+from tests.process.control_plane.access.certified_world import Certified, answered, told
 
-# What is no answer by then hangs. Campaigns yield to all others, on a machine that has more than enough of them.
+# What is no answer by then hangs, on a busy machine too.
 BOUND_S = 300.0
 PROMPT = "nobody but its tenant reads this prompt"
 # What a client may be told that is not served: no other status, and no connection.
@@ -94,10 +94,12 @@ class HostileCallers:
     async def a_good_certificate(self) -> Told:
         who = self._rng.choice(("generate", "observe", "operate"))
         async with self._world.client(self._name(), f"spiffe://acme/{who}") as client:
-            return Told("a good certificate", await told(client, BOUND_S), (f"by-{who}",))
+            return Told("a good certificate", await answered(client, BOUND_S), (f"by-{who}",))
 
     async def a_generation(self) -> Told:
         async with self._world.client(self._name(), "spiffe://acme/generate") as client:
+            # It is connected from here on: each call has an outcome.
+            await answered(client, BOUND_S)
             self._world.keyed.cluster.calls += 1
             try:
                 answer = await client.generate(PROMPT, max_tokens=4, temperature=0.0)
@@ -143,7 +145,7 @@ class HostileCallers:
         kept = metadata[: self._rng.randrange(len(metadata) + 1)]
         has_key = any(name == "authorization" for name, _ in kept)
         async with self._world.client(self._name(), "spiffe://acme/generate") as client:
-            found = await told(client.calling_with(kept), BOUND_S)
+            found = await answered(client.calling_with(kept), BOUND_S)
         return Told("a forged certificate", found, _REFUSED if has_key else ("by-generate",))
 
     async def a_stolen_service_key(self) -> Told:
@@ -152,7 +154,7 @@ class HostileCallers:
             [caller_metadata(self._secret, self._operators()), caller_metadata(self._secret, self._rng.randbytes(400))]
         )
         async with self._world.client(self._name(), "spiffe://acme/generate") as client:
-            return Told("a stolen key", await told(client.calling_with(metadata), BOUND_S), _REFUSED)
+            return Told("a stolen key", await answered(client.calling_with(metadata), BOUND_S), _REFUSED)
 
     # Who speaks another language.
 
@@ -191,7 +193,7 @@ class HostileCallers:
 
     async def _who(self, key: str) -> str:
         async with self._world.client(self._name()) as client:
-            return await told(client.calling_with((("authorization", f"Bearer {key}"),)), BOUND_S)
+            return await answered(client.calling_with((("authorization", f"Bearer {key}"),)), BOUND_S)
 
     def _another_secret(self, key: str) -> str:
         """Of the same id."""
