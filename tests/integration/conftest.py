@@ -52,18 +52,19 @@ async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target,
 
 
 _STARTS = 3
-_REDIS_WAS_LATE = "does not answer (Timeout connecting to server)"
+# Of Redis, and of Ray, which gives the first of its nodes 30 s.
+_WAS_LATE = "does not answer (Timeout connecting to server)", "The current node timed out during startup"
 
 
 async def _started(
     stack: contextlib.AsyncExitStack, service: Callable[[], contextlib.AbstractAsyncContextManager[Target]]
 ) -> Target:
-    """Where Redis was late, another service is started."""
+    """Where a busy machine kept a part from being up in its own time, another service is started."""
     for _ in range(_STARTS - 1):
         try:
             return await stack.enter_async_context(service())
         except StartError as error:
-            if _REDIS_WAS_LATE not in str(error):
+            if not any(late in str(error) for late in _WAS_LATE):
                 raise
     return await stack.enter_async_context(service())
 
