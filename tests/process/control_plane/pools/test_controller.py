@@ -1,7 +1,9 @@
 """How Ray is started or joined, with a Ray that does not come up."""
 
+import subprocess
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -45,6 +47,28 @@ def test_an_own_ray_that_a_busy_machine_has_kept_from_starting_is_started_again(
 
     assert len(tries) == STARTS
     assert tries[0] == tries[-1]
+
+
+def test_of_a_ray_that_was_late_nothing_runs_on_and_what_ran_before_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_rays: list[subprocess.Popen[bytes]] = []
+
+    def init(**_settings: Any) -> None:
+        assert not any(psutil.pid_exists(process.pid) for process in of_rays)
+        of_rays.append(subprocess.Popen(["sleep", "600"]))
+        if len(of_rays) < STARTS:
+            raise LATE
+
+    # As above.
+    monkeypatch.setattr(ray, "init", init)
+    before = subprocess.Popen(["sleep", "600"])
+    try:
+        Controller(RachisConfig(), "svc", "mark").connect()
+
+        assert [psutil.pid_exists(process.pid) for process in (*of_rays, before)] == [False, False, True, True]
+    finally:
+        for process in (*of_rays, before):
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize(("address", "error"), [(None, ConnectionError("gone")), ("127.0.0.1:1", LATE)])
