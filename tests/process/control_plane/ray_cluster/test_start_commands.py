@@ -29,12 +29,8 @@ def test_a_ray_that_a_busy_host_has_kept_from_starting_is_started_again(
     program, said = tmp_path / "ray", tmp_path / "calls"
     program.write_text(RAY)
     program.chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "CALLS": str(said),
-        "RAY_IS_LATE": f"{late}",
-    }
+    told = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(said), "RAY_IS_LATE": str(late)}
 
-    ended = subprocess.run(["bash", "-c", f"({command})"], env=own, capture_output=True, check=False)
+    ended = subprocess.run(["bash", "-c", f"({command})"], env=os.environ | told, capture_output=True, check=False)
 
     assert (ended.returncode, said.read_text().split()) == (status, calls.split())
