@@ -33,8 +33,9 @@ DOCS := $(VENV)/docs
 TRITON := $(VENV)/triton
 VARIANTS := $(VENV)/variants
 RELEASE := $(VENV)/release
-# Processes that tests are spread over: twice as many as cores, since many tests wait more than they compute.
-WORKERS ?= 4
+# Processes that tests are spread over: one more than cores, since some tests wait. With four of them on two cores all
+# takes as long, and what is started is late more often.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q
 GROUPED := --dist loadscope --no-loadscope-reorder
 SPREAD := -n $(WORKERS) $(GROUPED)
