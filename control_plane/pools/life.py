@@ -44,9 +44,9 @@ from control_plane.pools.timing import POOL_TIMING, PoolTiming
 logger = logging.getLogger(__name__)
 
 _READY = admin.POOL_PHASE_READY
-# An outage of Ray is said as a defect is: once, with where it was noticed.
 # Each time is a line in the log.
 _FENCE_AGAIN_S = 2.0
+# An outage of Ray is said as a defect is: once, with where it was noticed.
 _NOT_SAID = "Ray does not say which workers have a process"
 _RAY = LoopWords(logger, f"{_NOT_SAID}: %s", "Ray says again which workers have a process", _NOT_SAID)
 _NOT_SEEN = "the pools could not be looked at"

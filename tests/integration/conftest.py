@@ -52,19 +52,18 @@ async def own_service(folder: Path, **flags: Any) -> AsyncIterator[tuple[Target,
 
 
 _STARTS = 3
-# Of Redis, and of Ray, which gives the first of its nodes 30 s.
-_WAS_LATE = "does not answer (Timeout connecting to server)", "The current node timed out during startup"
+_REDIS_WAS_LATE = "does not answer (Timeout connecting to server)"
 
 
 async def _started(
     stack: contextlib.AsyncExitStack, service: Callable[[], contextlib.AbstractAsyncContextManager[Target]]
 ) -> Target:
-    """Where a busy machine kept a part from being up in its own time, another service is started."""
+    """Where Redis was late, another service is started."""
     for _ in range(_STARTS - 1):
         try:
             return await stack.enter_async_context(service())
         except StartError as error:
-            if not any(late in str(error) for late in _WAS_LATE):
+            if _REDIS_WAS_LATE not in str(error):
                 raise
     return await stack.enter_async_context(service())
 
