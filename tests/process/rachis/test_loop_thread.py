@@ -307,6 +307,7 @@ def test_a_fork_leaves_the_loop_to_its_parent() -> None:
 FORKED = """
 import os
 import signal
+import sys
 from rachis import Client, ClosedError
 
 BEFORE
@@ -319,6 +320,9 @@ for ask in (lambda: client.is_serving(0.1), lambda: Client("127.0.0.1:1").is_ser
         print(ask())
     except (ClosedError, NameError) as error:
         print(error)
+# As multiprocessing ends its children: gRPC takes itself down with the interpreter, and was seen to crash in that once.
+sys.stdout.flush()
+os._exit(0)
 """
 NO_CLIENT = "a client does not outlive a fork: make the first one in the child\n"
 
