@@ -54,6 +54,13 @@ def adds_up(answer: admin.AnswerTrace) -> None:
     assert sum(stage.duration_ms for stage in stages) == pytest.approx(answer.end_to_end_ms, abs=ROUNDING_MS)
 
 
+def has_left(answer: admin.AnswerTrace) -> bool:
+    """A worker was lost under it, as an event and the stages after it say: of those its way has more."""
+    has_lost = any(event.name == "worker_lost" for event in answer.events)
+    assert has_lost == any(stage.attempt > 0 for stage in answer.stages), answer
+    return has_lost
+
+
 def went(answer: admin.AnswerTrace, way: Sequence[str]) -> None:
     """Its stages are those of the way (`WAYS`), all of them, in order."""
     adds_up(answer)
