@@ -114,8 +114,8 @@ KINDS: Sequence[tuple[Ask, int, str]] = (
     (update, 15, "session"),
 )
 WHOLE = 15
-# Answers of the 200 that may go another way: on a busy machine a worker does not say in time that it lives, is left, and
-# gets nothing until it does.
+# Answers of the 200 that may go another way: on a busy machine a worker does not say in time that it lives, is left,
+# and gets nothing until it does.
 MOST_ELSEWHERE = 60
 
 
