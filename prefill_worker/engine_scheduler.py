@@ -82,6 +82,9 @@ class StreamingMixin(TwoPhase):
         self._speed.began(output, output.total_num_scheduled_tokens, now_s)
         return output
 
+    def _expected_load_s(self, tokens: int) -> float:
+        return self.cost_model.swap_in.ms(tokens) / 1000
+
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         held = []
         for request_id in scheduler_output.num_scheduled_tokens:

@@ -98,6 +98,8 @@ class _Replay:
             policy=variant.policy or "fcfs",
             preemption=variant.preemption,
             preemption_costs=preemption_costs(),
+            # A swapped session comes back before its step, as published.
+            tiers=None,
         )
         self._engine = VllmSimEngine(model, settings)
         self._streams = variant.policy is not None

@@ -24,6 +24,8 @@ from kv_transfer.kv_layout import layout_of
 from kv_transfer.model_features import Feature, allows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as _Connector
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -70,12 +72,17 @@ class HostSwapping(_Connector):
         if swapped and num_external_tokens:
             first = (swapped - num_external_tokens) // self._block_size
             (device_blocks,) = blocks.get_block_ids()
-            self.swaps.swap_back(request.request_id, first, device_blocks[first : -(-swapped // self._block_size)])
+            self._swap_back(request.request_id, first, device_blocks[first : -(-swapped // self._block_size)])
             num_external_tokens = 0
         else:
             # All of it is cached on the device still, or the request does not read what was computed before.
             self.swaps.drop(request.request_id)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def _swap_back(self, request_id: str, first: int, device_blocks: "Sequence[int]") -> None:
+        """A swapped request is resumed: its blocks from number `first` on are to be copied into these."""
+        assert self.swaps is not None
+        self.swaps.swap_back(request_id, first, device_blocks)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         assert self.swaps is not None

@@ -4,6 +4,7 @@ Who owns the copies of a swapped request:
     swapped out                 its host slots, pinned here until it is resumed, shortened or dropped
     shortened by an update      the slots of the longest common prefix stay, the others are free at once
     resumed                     the slots are free once the step that copies them back is built
+    resumed beside steps        who copies them back in the background, who releases them once that has ended
     dropped, finished, aborted  free at once
 
 Within a step every copy out comes before every copy in: what is copied back was copied out by an earlier step, and a
@@ -52,6 +53,8 @@ class SwapCounters:
 
     blocks_out: int = 0
     blocks_back: int = 0
+    # Of these, while steps computed others.
+    blocks_back_async: int = 0
 
 
 @dataclass(slots=True)
@@ -127,6 +130,16 @@ class SwapLedger:
         self._pending.back.extend(zip(blocks, slots, strict=True))
         self._pending.slots_after.extend(entry.slots)
         self.counters.blocks_back += len(slots)
+
+    def hand_over(self, request_id: str, first_block: int) -> list[int]:
+        """The request is resumed as in `swap_back`, and its slots from block number `first_block` on are the caller's,
+        to be released into the pool once they have been read. The slots before are free."""
+        entry = self._swapped.pop(request_id)
+        slots = entry.slots[first_block:]
+        self._pool.release(entry.slots[:first_block])
+        self.counters.blocks_back += len(slots)
+        self.counters.blocks_back_async += len(slots)
+        return slots
 
     def drop(self, request_id: str) -> None:
         """Frees what a swapped request has here; harmless for others."""

@@ -5,6 +5,7 @@ Loads that a step waits for travel with the copies of host swap and run at its s
 (`kv_transfer.host_memory.copy_worker`); until the workers report them, what they read and write belongs to them:
     loaded         host slots, held until the step that reads them is built, to blocks of a request that is admitted
     loaded async   host slots, referenced, to blocks of a request that vLLM lets wait, as for KV of another worker
+    resumed async  the slots of a swapped request, which are nobody else's, likewise
     copied out     blocks whose KV an earlier step has written, referenced; the slots are in no tree yet
     promoted       host slots, referenced, to blocks taken from the pool and not yet published
 Whoever would load what is being loaded or promoted waits until it has landed, and shares its blocks. A request whose
@@ -20,7 +21,7 @@ from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport
 from kv_transfer.host_memory.swap_ledger import SwapCopies
 from kv_transfer.tiers.device_pool import TieredBlockPool
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
-from kv_transfer.tiers.tier_terms import CopyOut, Load, Promotion
+from kv_transfer.tiers.tier_terms import CopyOut, Load, Promotion, Resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ _MOST_OFFERS = 256
 class _Running:
     """A copy in the background."""
 
-    plan: CopyOut | Load | Promotion
+    plan: CopyOut | Load | Resume | Promotion
     # Device blocks that it holds; those of a load are its request's.
     blocks: "list[KVCacheBlock]"
     # Of so many workers are still due.
@@ -50,8 +51,8 @@ class HostTier:
     """The tiers of one scheduler, as its connector drives them.
 
     budget: blocks on their way to host memory at most. workers: of the engine, each of which makes every copy.
-    goes_async(seconds, turned_away): whether a load that takes so long is asynchronous; turned_away: it should have
-    before, and vLLM had no room for its request.
+    goes_async(blocks, turned_away): whether a load of so many is asynchronous; turned_away: it should have been before,
+    and vLLM had no room for its request.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class HostTier:
         *,
         budget: int,
         workers: int,
-        goes_async: "Callable[[float, bool], bool]",
+        goes_async: "Callable[[int, bool], bool]",
     ) -> None:
         self.tiers = tiers
         self._pool = pool
@@ -74,6 +75,8 @@ class HostTier:
         self._goes_async = goes_async
         # Of a waiting request: its first block that can be loaded from host memory, how many, and whether async.
         self._hits: dict[str, tuple[int, int, bool]] = {}
+        # Of a swapped request that waits: whether what it has in its slots is to be loaded asynchronously.
+        self._resumes: dict[str, bool] = {}
         self._loads: list[tuple[int, int]] = []
         # Tokens that were loaded for a request when it was last admitted.
         self._loaded: dict[str, int] = {}
@@ -114,12 +117,32 @@ class HostTier:
         if not count:
             return 0, False
         first = num_computed_tokens // self._block_size
-        counters = self.tiers.counters
-        # What lies in host memory was copied there, in the background.
-        copy_s = (counters.copy_out_s + counters.copy_back_s) / max(1, counters.timed * self._workers)
-        is_async = self._goes_async(count * copy_s, turned_away)
+        is_async = self._goes_async(count, turned_away)
         self._hits[request.request_id] = first, count, is_async
         return count * self._block_size, is_async
+
+    @property
+    def block_copy_s(self) -> float | None:
+        """What a block takes, either way, as copies in the background have taken; None before the first has ended."""
+        counters = self.tiers.counters
+        if not counters.timed:
+            return None
+        return (counters.copy_out_s + counters.copy_back_s) / (counters.timed * self._workers)
+
+    def resumes_async(self, request_id: str, count: int) -> bool:
+        """Whether a swapped request, should it be admitted now, gets so many blocks asynchronously."""
+        is_async = self._goes_async(count, self._resumes.get(request_id, False))
+        self._resumes[request_id] = is_async
+        return is_async
+
+    def admits_async(self, request_id: str) -> bool:
+        """What `resumes_async` said last of a swapped request that is admitted."""
+        return self._resumes.pop(request_id, False)
+
+    def resume(self, request_id: str, first: int, device_blocks: "Sequence[int]", slots: "Sequence[int]") -> None:
+        """A swapped request is admitted: from these slots, which are ours now, to its blocks from number `first` on."""
+        pairs = tuple(zip(device_blocks, slots, strict=True))
+        self._begun.append(self._begin(Resume(request_id, first, tuple(slots)), [], SwapCopies(back=pairs)))
 
     def tokens_behind(self, request: "Request", num_computed_tokens: int) -> int:
         """What `hit` would find; changes nothing."""
@@ -167,7 +190,8 @@ class HostTier:
     def is_loading(self, request_id: str) -> bool:
         """Whether it waits for an asynchronous load."""
         return any(
-            isinstance(each.plan, Load) and each.plan.request_id == request_id for each in self._running.values()
+            isinstance(each.plan, Load | Resume) and each.plan.request_id == request_id
+            for each in self._running.values()
         )
 
     def take_landed(self) -> set[str]:
@@ -187,6 +211,7 @@ class HostTier:
     def forget(self, request_id: str) -> None:
         self._hits.pop(request_id, None)
         self._loaded.pop(request_id, None)
+        self._resumes.pop(request_id, None)
         self._offered.pop(request_id, None)
         self._computing.discard(request_id)
 
@@ -241,7 +266,7 @@ class HostTier:
 
     def _end(self, running: _Running) -> None:
         plan = running.plan
-        if not isinstance(plan, CopyOut):
+        if isinstance(plan, Load | Promotion):
             self._arriving.difference_update(plan.hashes[plan.first :])
         self.tiers.counters.timed += len(plan.slots) * (not running.failed)
         if isinstance(plan, CopyOut) and running.failed:
@@ -252,7 +277,7 @@ class HostTier:
                 del self._offers[name]
         elif isinstance(plan, CopyOut):
             self.tiers.copied_out(plan)
-        elif isinstance(plan, Load):
+        elif isinstance(plan, Load | Resume):
             self._end_load(plan, failed=running.failed)
         elif running.failed:
             self.tiers.promotion_failed(plan)
@@ -260,9 +285,12 @@ class HostTier:
             self.tiers.promoted(plan, self._pool.publish(plan.hashes, plan.first, running.blocks[plan.first :]))
         self._pool.free_blocks(reversed(running.blocks))
 
-    def _end_load(self, load: Load, *, failed: bool) -> None:
-        self.tiers.let_go(load.slots, loaded=not failed)
-        self.tiers.counters.copied_back_async += len(load.slots) * (not failed)
+    def _end_load(self, load: Load | Resume, *, failed: bool) -> None:
+        if isinstance(load, Load):
+            self.tiers.let_go(load.slots, loaded=not failed)
+            self.tiers.counters.copied_back_async += len(load.slots) * (not failed)
+        else:
+            self.tiers.slots.release(load.slots)
         self._landed.add(load.request_id)
         if failed:
             self.tiers.counters.copies_failed += len(load.slots)
@@ -272,7 +300,7 @@ class HostTier:
                 self._computing.add(load.request_id)
 
     def _begin(
-        self, plan: CopyOut | Load | Promotion, blocks: "list[KVCacheBlock]", copies: SwapCopies
+        self, plan: CopyOut | Load | Resume | Promotion, blocks: "list[KVCacheBlock]", copies: SwapCopies
     ) -> BackgroundCopy:
         self._last_number += 1
         if not self._running:

@@ -61,7 +61,7 @@ class HostTiering(HostSwapping):
         pool: TieredBlockPool,
         requests: "Mapping[str, Request]",
         budget: int,
-        goes_async: "Callable[[float, bool], bool]",
+        goes_async: "Callable[[int, bool], bool]",
     ) -> HostTier:
         """The scheduler is ready: its tiers and its pool, its table of requests. The others: see `HostTier`."""
         self.swaps = SwapLedger(SharedSlots(tiers), self._block_size)
@@ -76,8 +76,11 @@ class HostTiering(HostSwapping):
         assert self.swaps is not None
         if self.host_tier is None:
             return matched, later
-        if matched != 0 or self.swaps.tokens(request.request_id):
+        is_swapped = bool(self.swaps.tokens(request.request_id))
+        if matched != 0 or is_swapped:
             self.host_tier.miss(request.request_id)
+            if is_swapped and matched:
+                later = self.host_tier.resumes_async(request.request_id, -(-matched // self._block_size))
             return matched, later
         return self.host_tier.hit(request, num_computed_tokens)
 
@@ -85,6 +88,13 @@ class HostTiering(HostSwapping):
         if self.host_tier is not None and num_external_tokens and self.host_tier.load(request, blocks):
             num_external_tokens = 0
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def _swap_back(self, request_id: str, first: int, device_blocks: "Sequence[int]") -> None:
+        if self.host_tier is None or not self.host_tier.admits_async(request_id):
+            super()._swap_back(request_id, first, device_blocks)
+            return
+        assert self.swaps is not None
+        self.host_tier.resume(request_id, first, device_blocks, self.swaps.hand_over(request_id, first))
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
         tier = self.host_tier

@@ -63,6 +63,15 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """The slots of a swapped request, which nobody else reads, to blocks `first` and following of its own."""
+
+    request_id: str
+    first: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Promotion:
     """Host slots to as many device blocks that the caller takes from the pool, for blocks `first` and following."""
 

@@ -103,7 +103,12 @@ class TieredScheduling(_Scheduler):
         """Whether what a waiting request lacks next is on its way from host memory: it is not to be planned."""
         return self._host_tier is not None and self._host_tier.is_arriving(request, device_tokens)
 
-    def _goes_async(self, load_s: float, turned_away: bool) -> bool:
+    def _expected_load_s(self, tokens: int) -> float:
+        """What so many take from host memory, before this engine has copied any. Nothing but a swapped session can lie
+        there then."""
+        return 0.0
+
+    def _goes_async(self, blocks: int, turned_away: bool) -> bool:
         """Of a load for a request that waits. All others that run, or wait for a step, would be held up by it.
 
         Of an asynchronous load vLLM wants more free blocks than of what computes at once: it keeps those that others
@@ -111,6 +116,9 @@ class TieredScheduling(_Scheduler):
         """
         if turned_away and not self.running:
             return False
+        assert self._host_tier is not None
+        copy_s = self._host_tier.block_copy_s
+        load_s = blocks * copy_s if copy_s is not None else self._expected_load_s(blocks * self.block_size)
         others = sum(each.status in _COMPUTABLE for each in self.requests.values()) - 1
         return self._async_loads.is_cheaper(load_s, others)
 

@@ -221,7 +221,7 @@ def test_a_copy_is_due_since_the_one_before_it_has_ended_in_all_workers(clock: S
     tiers: Any = SimpleNamespace(counters=TierCounters(), let_go=lambda slots, loaded: None)
     pool: Any = SimpleNamespace(free_blocks=lambda blocks: None)
     requests: Any = {name: SimpleNamespace(is_finished=lambda: False) for name in ("first", "second")}
-    tier = HostTier(tiers, pool, requests, BLOCK_SIZE, budget=8, workers=2, goes_async=lambda seconds, again: True)
+    tier = HostTier(tiers, pool, requests, BLOCK_SIZE, budget=8, workers=2, goes_async=lambda blocks, again: True)
     for number, name in enumerate(requests):
         # An engine of two ranks takes two processes; `load` wants more of a request than is looked at here.
         tier._begin(Load(name, (name,), 0, (number,)), [], SwapCopies())

@@ -6,6 +6,7 @@ Each is a context in which one thing is done wrong. A plant that no fuzzer catch
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,7 @@ from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
 from kv_transfer.tiers.host_tier import HostTier
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.radix_tree import RadixTree
-from kv_transfer.tiers.tier_terms import CopyOut, Load, Promotion
+from kv_transfer.tiers.tier_terms import CopyOut, Load, Promotion, Resume
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker import session_input
 from prefill_worker.partial_budget import PartialBudget
@@ -79,6 +80,16 @@ def _swap_out_comes_late() -> Iterator[None]:
 
     with mock.patch.object(SwapLedger, "take_copies", take_late):
         yield
+
+
+def _resumes_from_the_wrong_slot() -> AbstractContextManager[Any]:
+    hand_over = SwapLedger.hand_over
+
+    def shifted(self: SwapLedger, request_id: str, first_block: int) -> list[int]:
+        first, *others = hand_over(self, request_id, first_block)
+        return [*others, first]
+
+    return mock.patch.object(SwapLedger, "hand_over", shifted)
 
 
 def _dropped_copies_stay() -> AbstractContextManager[Any]:
@@ -176,28 +187,31 @@ def _copies_are_there_too_early() -> AbstractContextManager[Any]:
     return mock.patch.object(HostTier, "_begin", begin_and_tell)
 
 
-def _loads_are_there_too_early() -> AbstractContextManager[Any]:
-    load, end, take_landed = HostTier.load, HostTier._end_load, HostTier.take_landed
+def _lands_at_once(method: str) -> AbstractContextManager[Any]:
+    """What this one of `HostTier` begins is said to have landed at once, and nothing when it has."""
+    begin, end, take_landed = getattr(HostTier, method), HostTier._end_load, HostTier.take_landed
     early: set[str] = set()
 
-    def load_and_tell(self: HostTier, request: Any, blocks: Any) -> bool:
-        is_loaded = load(self, request, blocks)
-        if self.is_loading(request.request_id):
-            self._landed.add(request.request_id)
-        return is_loaded
+    def begin_and_tell(self: HostTier, whose: Any, *copied: Any) -> Any:
+        begun = begin(self, whose, *copied)
+        name = whose if isinstance(whose, str) else whose.request_id
+        if self.is_loading(name):
+            self._landed.add(name)
+        return begun
 
     def take_and_note(self: HostTier) -> set[str]:
         landed = take_landed(self)
         early.update(landed)
         return landed
 
-    def end_silently(self: HostTier, plan: Load, *, failed: bool) -> None:
+    def end_silently(self: HostTier, plan: Load | Resume, *, failed: bool) -> None:
         end(self, plan, failed=failed)
         if plan.request_id in early:
             early.remove(plan.request_id)
             self._landed.discard(plan.request_id)
 
-    return mock.patch.multiple(HostTier, load=load_and_tell, take_landed=take_and_note, _end_load=end_silently)
+    tells: dict[str, Any] = {method: begin_and_tell, "take_landed": take_and_note, "_end_load": end_silently}
+    return mock.patch.multiple(HostTier, **tells)
 
 
 def _failed_loads_are_not_computed() -> AbstractContextManager[Any]:
@@ -212,8 +226,9 @@ def _loads_hold_no_slots() -> AbstractContextManager[Any]:
             self.tiers.let_go(plan.slots, loaded=False)
         return begin(self, plan, blocks, copies)
 
-    def hold_and_end(self: HostTier, load: Load, *, failed: bool) -> None:
-        self.tiers.hold([each for each in load.slots if self.tiers.slots.count(each)])
+    def hold_and_end(self: HostTier, load: Load | Resume, *, failed: bool) -> None:
+        if isinstance(load, Load):
+            self.tiers.hold([each for each in load.slots if self.tiers.slots.count(each)])
         end(self, load, failed=failed)
 
     return mock.patch.multiple(HostTier, _begin=begin_and_let_go, _end_load=hold_and_end)
@@ -335,8 +350,14 @@ PLANTS: Mapping[str, Plant] = {
     ),
     "loads_are_there_too_early": Plant(
         "a request reads blocks before what is loaded for it asynchronously has landed",
-        _loads_are_there_too_early,
+        partial(_lands_at_once, "load"),
         real=False,
+    ),
+    "resumes_are_there_too_early": Plant(
+        "a swapped session reads its blocks before they have come back", partial(_lands_at_once, "resume"), real=False
+    ),
+    "resumes_from_the_wrong_slot": Plant(
+        "a swapped session's blocks come back in a wrong order", _resumes_from_the_wrong_slot, real=False
     ),
     "failed_loads_are_not_computed": Plant(
         "a request reads the rubbish that a failed load has left", _failed_loads_are_not_computed, real=False

@@ -165,6 +165,7 @@ class Simulation:
             self.tally.recomputes += record.preemptions_recompute
             self.tally.invalidated_tokens += record.tokens.invalidated_tokens
         self.tally.count_tiers(TierCounters(), self.engine.scheduler.tiers.counters)
+        self.tally.swapped_back_async += self.engine.scheduler.swaps.counters.blocks_back_async
 
 
 def simulate(world: World, seed: int) -> Tally:

@@ -29,6 +29,7 @@ from decode_worker import batch_settings, chunk_bounding
 from kv_transfer import vllm_private
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers import tiered_scheduling
+from kv_transfer.tiers.tier_terms import Resume
 from prefill_worker import scheduler_settings
 from prefill_worker.step_limit import TURN_STEP_S
 from prefill_worker.step_speed import StepSpeed
@@ -184,11 +185,14 @@ class SimulatedEngine:
                 assert ready < request.num_tokens, f"{request.request_id} waits with nothing to compute"
 
     def _check_slots(self) -> None:
-        """Between two steps a slot is free, a swapped session's, in the tree, or written by a copy under way."""
+        """Between two steps a slot is free, a swapped session's, in the tree, or written by a copy under way, or read
+        by one which brings a session back."""
         tiers, swaps = self.scheduler.tiers, self.scheduler.connector.swaps
-        # Slots of copies under way are counted by nobody in public.
+        # Slots of copies under way, and of those that the next step makes, are counted by nobody in public.
+        pending, under_way = swaps._pending.slots_after, self.scheduler.connector.host_tier._running.values()
         cached, copying = tiers.tree.blocks[Tier.HOST], len(tiers._copying)
-        owned = cached + copying + swaps.used_slots + len(swaps._pending.slots_after)
+        resuming = sum(len(each.plan.slots) for each in under_way if isinstance(each.plan, Resume))
+        owned = cached + copying + resuming + swaps.used_slots + len(pending)
         assert tiers.slots.free + owned == self.world.host_slots, "a slot is lost or owned twice"
 
     def check_idle(self) -> None:
@@ -211,7 +215,8 @@ class SimulatedEngine:
         tier = scheduler.connector.host_tier
         if tier is not None:
             # Likewise, of those that were loaded.
-            assert not (tier._hits or tier._loaded or tier._arriving or tier._computing or tier._landed or tier._failed)
+            assert not (tier._hits or tier._resumes or tier._loaded or tier._arriving or tier._computing)
+            assert not (tier._landed or tier._failed)
         # Likewise, in both kinds of scheduler.
         assert not scheduler._begun
         assert not scheduler._uncounted

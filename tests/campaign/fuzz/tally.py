@@ -22,6 +22,7 @@ class Tally:
 
     joined_...: requests that a decode scheduler admitted, by its reasons. copied_out, copied_back, promoted: blocks of
     cached prefixes between device and host memory; copied_back_async: those that no step waited for;
+    swapped_back_async: likewise, blocks of swapped sessions;
     evicted_..._for_others: those that tenants gave up for each other.
     emitted: requests that arrived with a part of their answer. leases: prompts that were handed off. bounded, yielded:
     steps whose chunk was that of the objective, or more.
@@ -52,6 +53,7 @@ class Tally:
     copied_out: int = 0
     copied_back: int = 0
     copied_back_async: int = 0
+    swapped_back_async: int = 0
     promoted: int = 0
     evicted_device_for_others: int = 0
     evicted_host_for_others: int = 0

@@ -38,7 +38,7 @@ def test_requests_of_every_kind_answer_as_fresh_ones_do() -> None:
     assert not tally.wrong, tally.wrong
     assert min(tally.sessions, tally.cancelled, tally.appends, tally.updates) > 0
     assert min(tally.loads, tally.leases, tally.emitted, tally.recomputes, tally.swaps) > 0
-    assert min(tally.bounded, tally.yielded, tally.copied_out) > 0
+    assert min(tally.bounded, tally.yielded, tally.copied_out, tally.swapped_back_async) > 0
     assert tally.copied_back > tally.copied_back_async > 0
 
 

@@ -19,7 +19,8 @@ def blocks_of(tokens: int) -> int:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """One engine: between steps sessions are shortened; a step swaps out and resumes, and then copies.
+    """One engine: between steps sessions are shortened; a step swaps out and resumes, and then copies. Some that are
+    resumed are copied back by others, which takes as long as it takes.
 
     `host` is memory, written as the copies say. `swapped` is what the ledger should know: for each request its tokens,
     and the content of its blocks.
@@ -27,7 +28,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = SwapLedger(BlockReferences(SLOTS), BLOCK)
+        self.slots = BlockReferences(SLOTS)
+        self.ledger = SwapLedger(self.slots, BLOCK)
+        # What others copy back still: slots, and what has to lie in them.
+        self.handed_over: list[tuple[list[int], list[object]]] = []
         self.host: list[object] = [None] * SLOTS
         self.device: dict[int, object] = {}
         self.swapped: dict[str, tuple[int, list[object]]] = {}
@@ -83,6 +87,20 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.swap_back(name, first, blocks)
         self.due_back |= dict(zip(blocks, contents[first:], strict=True))
 
+    @rule(name=NAMES, first=st.integers(0, 6))
+    def hand_over(self, name: str, first: int) -> None:
+        if name not in self.swapped or name in self.out_in_this_step:
+            return
+        _, contents = self.swapped.pop(name)
+        self.handed_over.append((self.ledger.hand_over(name, first), contents[first:]))
+
+    @precondition(lambda self: self.handed_over)
+    @rule(data=st.data())
+    def copied_back_by_others(self, data: st.DataObject) -> None:
+        slots, contents = self.handed_over.pop(data.draw(st.integers(0, len(self.handed_over) - 1)))
+        assert [self.host[slot] for slot in slots] == contents
+        self.slots.release(slots)
+
     @rule(name=NAMES)
     def drop_while_resuming(self, name: str) -> None:
         if name not in self.out_in_this_step:
@@ -110,7 +128,8 @@ class LedgerMachine(RuleBasedStateMachine):
         }
         assert self.ledger.used_slots == sum(len(contents) for _, contents in self.swapped.values())
         if self.between_steps:
-            assert self.ledger.free_slots == SLOTS - self.ledger.used_slots
+            handed_over = sum(len(slots) for slots, _ in self.handed_over)
+            assert self.ledger.free_slots == SLOTS - self.ledger.used_slots - handed_over
 
 
 LedgerMachine.TestCase.settings = examples(150, steps=40)
@@ -154,6 +173,19 @@ def test_slots_of_a_resumed_request_are_free_after_the_step_that_reads_them() ->
     assert not ledger.swap_out("b", [10], 4)
     ledger.take_copies()
     assert ledger.swap_out("b", [10], 4)
+
+
+def test_slots_of_a_request_that_others_copy_back_are_theirs_and_those_in_front_are_free() -> None:
+    pool = BlockReferences(4)
+    ledger = SwapLedger(pool, BLOCK)
+    ledger.swap_out("a", [10, 11, 12], 12)
+    slots = dict(ledger.take_copies().out)
+    assert ledger.hand_over("a", 1) == [slots[11], slots[12]]
+    assert (ledger.tokens("a"), ledger.free_slots, ledger.used_slots) == (0, 2, 0)
+    assert ledger.take_copies() == SwapCopies()
+    assert (ledger.counters.blocks_back, ledger.counters.blocks_back_async) == (2, 2)
+    pool.release([slots[11], slots[12]])
+    assert ledger.free_slots == 4
 
 
 @pytest.mark.parametrize(("slots", "blocks", "tokens"), [(0, [1], 4), (2, [1, 2, 3], 9), (4, [], 0)])
