@@ -55,6 +55,7 @@ class StreamingMixin(TwoPhase):
         self._shared_hits = {}
         self._refused = set()
         self._lost_idle = set()
+        self._loading = set()
         self._idle_room_blocks = 0
         self.swaps = getattr(self.connector, "swaps", None)
 
@@ -84,6 +85,12 @@ class StreamingMixin(TwoPhase):
 
     def _expected_load_s(self, tokens: int) -> float:
         return self.cost_model.swap_in.ms(tokens) / 1000
+
+    def _compute_instead(self, request: Request, tokens: int) -> None:
+        super()._compute_instead(request, tokens)
+        ledger = self._sessions.get(request.request_id)
+        if ledger is not None:
+            ledger.ready(self._ready_tokens(request))
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         held = []

@@ -6,7 +6,7 @@ with the planned requests alone in its queues; the others are put back behind it
 Source: Stream2LLM section 4.1; docs/decisions/0014.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Literal
 
 from vllm.config import LoRAConfig
@@ -50,6 +50,9 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
     waits_for_others_load: Callable[[Any, int], bool]
     # Blocks of a waiting contender's prefix hit that others hold: they cost it nothing.
     _shared_hits: dict[str, int]
+    # Those that loaded or pulled when the step before was planned. Who has landed since keeps its blocks for one plan:
+    # it would lose them to whoever waited for them meanwhile, again and again.
+    _loading: set[str]
     # Planned for the steps before, which computed nothing: vLLM had no room for what would be loaded for them.
     _refused: set[str]
 
@@ -66,6 +69,7 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         self._note_scheduled(output, before, now_s)
         contenders = (*(grant.contender for grant in plan.grants), *plan.left_out)
         self._turns.computed(contenders, output.num_scheduled_tokens)
+        self._loading = {name for name, request in self.requests.items() if request.status is LOADING}
         self._refused = set() if output.num_scheduled_tokens else self._refused | before.keys()
         for contender in plan.left_out:
             request = self.requests[contender.request_id]
@@ -87,9 +91,10 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
 
     def _plan(self, now_s: float) -> StepPlan:
         self._shared_hits = {}
-        self._leased.look(self._blocks_of_leases())
+        present = self._present()
+        self._leased.look(self._blocks_of_others({request.request_id for request, *_ in present}))
         self._idle_room_blocks = vllm_private.pool_of(self).get_num_free_blocks()
-        by_policy = self._order(self._contenders(now_s), now_s)
+        by_policy = self._order([self._contender(*each, now_s) for each in present], now_s)
         ordered = self._turns.order(by_policy)
         if self._has_turns():
             # Who needs one token also keeps its blocks before prompts do.
@@ -164,17 +169,18 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             return 0
         return 2 if contender.request_id in self._refused and not contender.held_blocks else 1
 
-    def _contenders(self, now_s: float) -> list[Contender]:
-        found = []
+    def _present(self) -> list[tuple[Any, Tenure, int]]:
+        """Who contends for the step, and its place in its queue."""
+        found: list[tuple[Any, Tenure, int]] = []
         for index, request in enumerate(self.running):
-            found.append(self._contender(request, Tenure.RUNNING, index, now_s))
+            found.append((request, Tenure.RUNNING, index))
         for queue in (self.kv_holding_waiting, self.waiting):
             for index, request in enumerate(queue):
                 if request.status is not PARKED and not vllm_private.is_ready(self, request):
                     continue
                 preempted = request.status is RequestStatus.PREEMPTED or queue is self.kv_holding_waiting
                 tenure = Tenure.PREEMPTED if preempted else Tenure.WAITING
-                found.append(self._contender(request, tenure, index, now_s))
+                found.append((request, tenure, index))
         return found
 
     def _contender(self, request: Any, tenure: Tenure, index: int, now_s: float) -> Contender:
@@ -200,12 +206,15 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             shared_blocks=vllm_private.shared_blocks(blocks),
             first_block=blocks[0].block_id if blocks else -1,
             leased_blocks=self._leased.in_front(blocks),
-            evictable=vllm_private.may_free_blocks(self, request) and not is_last,
+            evictable=self._is_evictable(request) and not is_last,
             adapter=vllm_private.adapter_of(request),
             priority=request.priority,
             tenant=tenant_of(request),
             survival=1.0 if is_overdue else self._survival.survival(request.request_id, ready),
         )
+
+    def _is_evictable(self, request: Any) -> bool:
+        return request.request_id not in self._loading and vllm_private.may_free_blocks(self, request)
 
     def _has_to_wait(self, request: Any, *, holds_blocks: bool) -> bool:
         if request.status is PARKED or (request.num_stale_output_tokens and not request.drop_stale_output):
@@ -251,17 +260,15 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             contender.leased_blocks = self._leased.in_front(blocks.blocks[0])
 
     def _capacity_blocks(self) -> int:
-        """Blocks that contenders may hold between them: all but those of leases and loads, and those that copies in the
-        background or overdue pulls alone hold."""
+        """Blocks that contenders may hold between them: all but those of others, and those that overdue pulls or copies
+        in the background alone hold."""
         held = vllm_private.blocks_held_by_transfers(self)
         return int(vllm_private.pool_of(self).num_gpu_blocks) - 1 - len(self._leased) - held
 
-    def _blocks_of_leases(self) -> dict[str, list[Any]]:
-        return {
-            request_id: vllm_private.request_blocks(self, request_id)
-            for request_id, request in self.requests.items()
-            if request.is_finished() or request.status is LOADING
-        }
+    def _blocks_of_others(self, present: Set[str]) -> dict[str, list[Any]]:
+        """Of those that hold blocks and do not contend: leases, loads, and who waits for an adapter's place."""
+        held = {name: vllm_private.request_blocks(self, name) for name in self.requests.keys() - present}
+        return {name: blocks for name, blocks in held.items() if blocks}
 
     # Phase 2.
 

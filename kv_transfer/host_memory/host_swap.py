@@ -1,13 +1,12 @@
 """Swapping a preempted request's blocks to host memory and back, as part of a vLLM KV connector.
 
 Scheduler side: `HostSwapping` answers for what is swapped out as a connector answers for remote KV: when the request is
-admitted again, its tokens are an external match that is loaded before the step computes. Worker side: the copies of a
-step run before its forward pass, all copies out before all copies back (`kv_transfer.host_memory.swap_ledger`), on the
-stream that computes, so that steps in flight are ordered as well. What comes from another engine is on no stream: it is
-written into its blocks from the moment that it is asked for. So where an engine pulls, copies out are waited for: the
-blocks of a victim may be those of a pull in the same step.
-
-`kv_transfer.tiers.host_tiering` mixes it in.
+admitted again, its tokens are an external match that is loaded before the step computes, or beside steps, which
+`kv_transfer.tiers.host_tiering` decides; it mixes this in. Worker side: the copies of a step run before its forward
+pass, all copies out before all copies back (`kv_transfer.host_memory.swap_ledger`), on the stream that computes, so
+that steps in flight are ordered as well. What comes from another engine is on no stream: it is written into its blocks
+from the moment that it is asked for. So where an engine pulls, copies out are waited for: the blocks of a victim may be
+those of a pull in the same step.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -72,17 +71,17 @@ class HostSwapping(_Connector):
         if swapped and num_external_tokens:
             first = (swapped - num_external_tokens) // self._block_size
             (device_blocks,) = blocks.get_block_ids()
-            self._swap_back(request.request_id, first, device_blocks[first : -(-swapped // self._block_size)])
+            self._swap_back(request, first, device_blocks[first : -(-swapped // self._block_size)])
             num_external_tokens = 0
         else:
             # All of it is cached on the device still, or the request does not read what was computed before.
             self.swaps.drop(request.request_id)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
-    def _swap_back(self, request_id: str, first: int, device_blocks: "Sequence[int]") -> None:
+    def _swap_back(self, request: "Request", first: int, device_blocks: "Sequence[int]") -> None:
         """A swapped request is resumed: its blocks from number `first` on are to be copied into these."""
         assert self.swaps is not None
-        self.swaps.swap_back(request_id, first, device_blocks)
+        self.swaps.swap_back(request.request_id, first, device_blocks)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         assert self.swaps is not None

@@ -49,11 +49,11 @@ class _Swapped:
 
 @dataclass(slots=True)
 class SwapCounters:
-    """Blocks copied since the start, in both directions."""
+    """Blocks that were to be copied, since the start, in both directions."""
 
     blocks_out: int = 0
     blocks_back: int = 0
-    # Of these, while steps computed others.
+    # Of these, while steps compute others.
     blocks_back_async: int = 0
 
 

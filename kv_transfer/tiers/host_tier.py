@@ -21,7 +21,7 @@ from kv_transfer.host_memory.copy_worker import BackgroundCopy, CopyReport
 from kv_transfer.host_memory.swap_ledger import SwapCopies
 from kv_transfer.tiers.device_pool import TieredBlockPool
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
-from kv_transfer.tiers.tier_terms import CopyOut, Load, Promotion, Resume
+from kv_transfer.tiers.tier_terms import CopyOut, Load, Promotion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ _MOST_OFFERS = 256
 class _Running:
     """A copy in the background."""
 
-    plan: CopyOut | Load | Resume | Promotion
+    plan: CopyOut | Load | Promotion
     # Device blocks that it holds; those of a load are its request's.
     blocks: "list[KVCacheBlock]"
     # Of so many workers are still due.
@@ -103,6 +103,7 @@ class HostTier:
 
     def miss(self, request_id: str) -> None:
         """A waiting request takes what it lacks from elsewhere."""
+        self._resumes.pop(request_id, None)
         self._hits.pop(request_id, None)
         self._loaded.pop(request_id, None)
 
@@ -131,18 +132,24 @@ class HostTier:
 
     def resumes_async(self, request_id: str, count: int) -> bool:
         """Whether a swapped request, should it be admitted now, gets so many blocks asynchronously."""
-        is_async = self._goes_async(count, self._resumes.get(request_id, False))
-        self._resumes[request_id] = is_async
+        turned_away = self._resumes.get(request_id, False)
+        self.miss(request_id)
+        is_async = self._resumes[request_id] = self._goes_async(count, turned_away)
         return is_async
 
     def admits_async(self, request_id: str) -> bool:
         """What `resumes_async` said last of a swapped request that is admitted."""
         return self._resumes.pop(request_id, False)
 
-    def resume(self, request_id: str, first: int, device_blocks: "Sequence[int]", slots: "Sequence[int]") -> None:
+    def resume(self, request: "Request", first: int, device_blocks: "Sequence[int]", slots: "Sequence[int]") -> None:
         """A swapped request is admitted: from these slots, which are ours now, to its blocks from number `first` on."""
-        pairs = tuple(zip(device_blocks, slots, strict=True))
-        self._begun.append(self._begin(Resume(request_id, first, tuple(slots)), [], SwapCopies(back=pairs)))
+        hashes = tuple(request.block_hashes[: first + len(slots)])
+        self._load_async(Load(request.request_id, hashes, first, tuple(slots), is_swapped=True), device_blocks)
+
+    def _load_async(self, load: Load, device_blocks: "Sequence[int]") -> None:
+        self._arriving.update(load.hashes[load.first :])
+        pairs = tuple(zip(device_blocks, load.slots, strict=True))
+        self._begun.append(self._begin(load, [], SwapCopies(back=pairs)))
 
     def tokens_behind(self, request: "Request", num_computed_tokens: int) -> int:
         """What `hit` would find; changes nothing."""
@@ -177,21 +184,19 @@ class HostTier:
         (device_blocks,) = blocks.get_block_ids()
         self.tiers.hold(slots)
         self._loaded[request.request_id] = count * self._block_size
-        pairs = tuple(zip(device_blocks[first : first + count], slots, strict=True))
+        lacked = device_blocks[first : first + count]
         if is_async:
-            load = Load(request.request_id, tuple(request.block_hashes[: first + count]), first, tuple(slots))
-            self._arriving.update(load.hashes[first:])
-            self._begun.append(self._begin(load, [], SwapCopies(back=pairs)))
+            hashes = tuple(request.block_hashes[: first + count])
+            self._load_async(Load(request.request_id, hashes, first, tuple(slots)), lacked)
         else:
             self._held += slots
-            self._loads += pairs
+            self._loads += zip(lacked, slots, strict=True)
         return True
 
     def is_loading(self, request_id: str) -> bool:
         """Whether it waits for an asynchronous load."""
         return any(
-            isinstance(each.plan, Load | Resume) and each.plan.request_id == request_id
-            for each in self._running.values()
+            isinstance(each.plan, Load) and each.plan.request_id == request_id for each in self._running.values()
         )
 
     def take_landed(self) -> set[str]:
@@ -209,9 +214,7 @@ class HostTier:
         return self._loaded.pop(request_id, 0)
 
     def forget(self, request_id: str) -> None:
-        self._hits.pop(request_id, None)
-        self._loaded.pop(request_id, None)
-        self._resumes.pop(request_id, None)
+        self.miss(request_id)
         self._offered.pop(request_id, None)
         self._computing.discard(request_id)
 
@@ -266,7 +269,7 @@ class HostTier:
 
     def _end(self, running: _Running) -> None:
         plan = running.plan
-        if isinstance(plan, Load | Promotion):
+        if not isinstance(plan, CopyOut):
             self._arriving.difference_update(plan.hashes[plan.first :])
         self.tiers.counters.timed += len(plan.slots) * (not running.failed)
         if isinstance(plan, CopyOut) and running.failed:
@@ -277,7 +280,7 @@ class HostTier:
                 del self._offers[name]
         elif isinstance(plan, CopyOut):
             self.tiers.copied_out(plan)
-        elif isinstance(plan, Load | Resume):
+        elif isinstance(plan, Load):
             self._end_load(plan, failed=running.failed)
         elif running.failed:
             self.tiers.promotion_failed(plan)
@@ -285,12 +288,10 @@ class HostTier:
             self.tiers.promoted(plan, self._pool.publish(plan.hashes, plan.first, running.blocks[plan.first :]))
         self._pool.free_blocks(reversed(running.blocks))
 
-    def _end_load(self, load: Load | Resume, *, failed: bool) -> None:
-        if isinstance(load, Load):
-            self.tiers.let_go(load.slots, loaded=not failed)
-            self.tiers.counters.copied_back_async += len(load.slots) * (not failed)
-        else:
-            self.tiers.slots.release(load.slots)
+    def _end_load(self, load: Load, *, failed: bool) -> None:
+        # Those of a swapped session are free with that, as nobody else refers to them.
+        self.tiers.let_go(load.slots, loaded=not failed)
+        self.tiers.counters.copied_back_async += len(load.slots) * (not failed)
         self._landed.add(load.request_id)
         if failed:
             self.tiers.counters.copies_failed += len(load.slots)
@@ -300,7 +301,7 @@ class HostTier:
                 self._computing.add(load.request_id)
 
     def _begin(
-        self, plan: CopyOut | Load | Resume | Promotion, blocks: "list[KVCacheBlock]", copies: SwapCopies
+        self, plan: CopyOut | Load | Promotion, blocks: "list[KVCacheBlock]", copies: SwapCopies
     ) -> BackgroundCopy:
         self._last_number += 1
         if not self._running:

@@ -77,10 +77,11 @@ class HostTiering(HostSwapping):
         if self.host_tier is None:
             return matched, later
         is_swapped = bool(self.swaps.tokens(request.request_id))
-        if matched != 0 or is_swapped:
+        # One with an adapter might be back, and hold blocks, long before it gets its adapter's place.
+        if is_swapped and matched and request.lora_request is None:
+            return matched, self.host_tier.resumes_async(request.request_id, -(-matched // self._block_size))
+        if is_swapped or matched != 0:
             self.host_tier.miss(request.request_id)
-            if is_swapped and matched:
-                later = self.host_tier.resumes_async(request.request_id, -(-matched // self._block_size))
             return matched, later
         return self.host_tier.hit(request, num_computed_tokens)
 
@@ -89,12 +90,12 @@ class HostTiering(HostSwapping):
             num_external_tokens = 0
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
-    def _swap_back(self, request_id: str, first: int, device_blocks: "Sequence[int]") -> None:
-        if self.host_tier is None or not self.host_tier.admits_async(request_id):
-            super()._swap_back(request_id, first, device_blocks)
+    def _swap_back(self, request: "Request", first: int, device_blocks: "Sequence[int]") -> None:
+        if self.host_tier is None or not self.host_tier.admits_async(request.request_id):
+            super()._swap_back(request, first, device_blocks)
             return
         assert self.swaps is not None
-        self.host_tier.resume(request_id, first, device_blocks, self.swaps.hand_over(request_id, first))
+        self.host_tier.resume(request, first, device_blocks, self.swaps.hand_over(request.request_id, first))
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
         tier = self.host_tier

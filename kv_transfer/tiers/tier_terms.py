@@ -54,21 +54,17 @@ class CopyOut:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Blocks `first` and following of a waiting request's prefix, from these slots to blocks of its own."""
+    """Blocks `first` and following of a waiting request's prefix, from these slots to blocks of its own.
+
+    is_swapped: the slots are not the tree's but the request's, which was swapped out: nobody else reads them, and the
+    last one may be of a block that is not full.
+    """
 
     request_id: str
     hashes: tuple[BlockHash, ...]
     first: int
     slots: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """The slots of a swapped request, which nobody else reads, to blocks `first` and following of its own."""
-
-    request_id: str
-    first: int
-    slots: tuple[int, ...]
+    is_swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ class TierCounters:
     device_hit_tokens: int = 0
     host_hit_tokens: int = 0
     copied_out: int = 0
-    # Promotions among it.
+    # Promotions among it, and swapped sessions that have come back beside steps.
     copied_back: int = 0
     # Of these, for requests that waited for them while steps computed others.
     copied_back_async: int = 0

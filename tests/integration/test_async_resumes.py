@@ -12,12 +12,13 @@ import pytest
 
 from cluster_configs.preemption_costs import CostModel, LatencyCurve
 from decode_worker.batch_settings import BatchSettings
+from prefill_worker.policies import POLICIES
 from prefill_worker.streaming_request import LOADING
 from tests.campaign.fuzz import kv_checking_runner
-from tests.campaign.fuzz.kv_checking_runner import expected_tokens
+from tests.campaign.fuzz.kv_checking_runner import adapter, expected_tokens
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine, SteppedClock
 from tests.campaign.fuzz.worlds import World
-from tests.integration.streaming_scheduler.sessions import preempted_by_swap
+from tests.integration.streaming_scheduler.sessions import preempted_by_swap, until
 from tests.integration.test_async_loads import scheduled, status
 from tests.integration.test_streaming_fairness import numbered, turn
 from tests.integration.test_streaming_host_hits import in_host_memory_only
@@ -53,11 +54,11 @@ def engine(request: pytest.FixtureRequest, clock: SteppedClock) -> SimulatedEngi
     return engine
 
 
-def swapped(world: World, clock: SteppedClock) -> SimulatedEngine:
+def swapped(world: World, clock: SteppedClock, **fields: Any) -> SimulatedEngine:
     """In which copies have been timed, and a session lies in host memory."""
     engine = SimulatedEngine(world)
     in_host_memory_only(engine, clock, numbered(1, 320))
-    preempted_by_swap(engine, "session", PROMPT)
+    preempted_by_swap(engine, "session", PROMPT, **fields)
     engine.outputs.clear()
     return engine
 
@@ -90,6 +91,8 @@ def test_others_are_computed_while_a_swapped_session_comes_back(engine: Simulate
     assert scheduled(engine, "session")[first] == 1 + len(REST)
     assert engine.answers["session"] == expected_tokens([*PROMPT, *REST], 1)
     assert swaps.counters.blocks_back == swaps.counters.blocks_back_async == BLOCKS
+    counters = engine.scheduler.tiers.counters
+    assert counters.copied_back == counters.copied_back_async == BLOCKS, "their seconds count as well"
     record = engine.records["session"]
     assert record.preemptions_swap == 1
     assert record.tokens.computed_tokens == len(PROMPT) + len(REST)
@@ -137,6 +140,9 @@ def test_what_a_copy_that_fails_does_not_bring_back_is_computed(
     # Every copy in the background fails.
     monkeypatch.setattr(kv_checking_runner, "_FAILS_EVERY", 1)
     engine.scheduler.close_input("session", REST)
+    until(engine, lambda: status(engine, "session") is LOADING)
+    until(engine, lambda: not engine.scheduler.is_loading("session"))
+    assert engine.scheduler.session_ledger("session").tokens.ready_tokens == 0
     engine.drain()
     assert sum(scheduled(engine, "session")) == len(PROMPT) + len(REST)
     assert engine.answers["session"] == expected_tokens([*PROMPT, *REST], 1)
@@ -194,7 +200,68 @@ def test_others_take_none_of_its_slots_while_it_comes_back(clock: SteppedClock) 
     decodes(engine, clock)
     engine.scheduler.close_input("session", REST)
     turn(engine, clock)
-    slots: Any = engine.scheduler.swaps
-    assert slots.swap_out("another", list(range(1, 32)), 31 * BLOCK_SIZE) is False
+    assert status(engine, "session") is LOADING
+    swaps = engine.scheduler.swaps
+    assert not swaps.swap_out("another", list(range(1, 32)), 31 * BLOCK_SIZE)
+    assert swaps.swap_out("another", list(range(1, 31)), 30 * BLOCK_SIZE)
+    swaps.drop("another")
+    swaps.take_copies()
     engine.drain()
     assert engine.answers["session"] == expected_tokens([*PROMPT, *REST], 1)
+
+
+def test_a_prompt_that_begins_alike_waits_for_the_session_and_shares_its_blocks(
+    engine: SimulatedEngine, clock: SteppedClock
+) -> None:
+    engine.scheduler.close_input("session", REST)
+    turn(engine, clock)
+    assert status(engine, "session") is LOADING
+    engine.add("alike", [*PROMPT, 249])
+    engine.drain()
+    assert sum(scheduled(engine, "alike")) == len(PROMPT) + 1 - (len(PROMPT) - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert engine.answers["alike"] == expected_tokens([*PROMPT, 249], 1)
+    assert engine.answers["session"] == expected_tokens([*PROMPT, *REST], 1)
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("world", ["streaming", "both"])
+def test_who_is_back_computes_before_it_gives_its_blocks_up_again(
+    world: str, policy: str, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that go first come all the time and need its blocks, also when it has just landed."""
+    monkeypatch.setattr(kv_checking_runner, "_BACKGROUND_STEPS", (8,))
+    small = replace(WORLDS[world], policy=policy, blocks=61, token_budget=256, admission="none")
+    engine = SimulatedEngine(small)
+    preempted_by_swap(engine, "session", PROMPT[:400], priority=1)
+    engine.add("decodes", numbered(7, 20), max_tokens=200)
+    engine.scheduler.close_input("session", REST)
+    for index in range(100):
+        if index % 10 == 0:
+            engine.add(f"first {index}", numbered(11 + index, 45 * BLOCK_SIZE))
+        turn(engine, clock)
+    assert engine.answers["session"] == expected_tokens([*PROMPT[:400], *REST], 1)
+    engine.drain()
+    engine.check_idle()
+
+
+def test_a_session_with_an_adapter_comes_back_before_its_step(clock: SteppedClock) -> None:
+    """It might wait for its adapter's place when it is back, and its blocks with it."""
+    engine = swapped(replace(_PLAIN, adapters=2), clock, lora_request=adapter(1))
+    decodes(engine, clock)
+    engine.scheduler.close_input("session", REST)
+    turn(engine, clock)
+    assert engine.outputs[0].num_scheduled_tokens["session"] == 1 + len(REST)
+    assert sync_copies(engine) == BLOCKS
+
+
+def test_what_was_said_of_a_swap_is_forgotten_with_it(clock: SteppedClock) -> None:
+    engine = swapped(_PLAIN, clock)
+    tier = engine.scheduler.connector.host_tier
+    assert tier.resumes_async("session", BLOCKS) is False
+    # Nobody in public knows what it has said.
+    said = tier._resumes
+    said["session"] = True
+    engine.scheduler.replace_prompt("session", numbered(9, 30))
+    engine.drain()
+    assert not said

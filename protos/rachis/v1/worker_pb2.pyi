@@ -1217,7 +1217,9 @@ class TierReport(_message.Message):
     host_blocks: _builtins.int
     host_capacity_blocks: _builtins.int
     copied_out_blocks: _builtins.int
-    """Copied to host memory, and back to the device, promotions among it; seconds of copies in the background alone."""
+    """Copied to host memory, and back to the device, promotions and sessions that come back beside steps among it; seconds
+    of copies in the background alone.
+    """
     copied_out_bytes: _builtins.int
     copy_out_s: _builtins.float
     copied_back_blocks: _builtins.int

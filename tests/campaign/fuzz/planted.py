@@ -19,7 +19,7 @@ from kv_transfer.host_memory.swap_ledger import SwapCopies, SwapLedger
 from kv_transfer.tiers.host_tier import HostTier
 from kv_transfer.tiers.prefix_tiers import PrefixTiers
 from kv_transfer.tiers.radix_tree import RadixTree
-from kv_transfer.tiers.tier_terms import CopyOut, Load, Promotion, Resume
+from kv_transfer.tiers.tier_terms import CopyOut, Load, Promotion
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker import session_input
 from prefill_worker.partial_budget import PartialBudget
@@ -204,7 +204,7 @@ def _lands_at_once(method: str) -> AbstractContextManager[Any]:
         early.update(landed)
         return landed
 
-    def end_silently(self: HostTier, plan: Load | Resume, *, failed: bool) -> None:
+    def end_silently(self: HostTier, plan: Load, *, failed: bool) -> None:
         end(self, plan, failed=failed)
         if plan.request_id in early:
             early.remove(plan.request_id)
@@ -222,12 +222,12 @@ def _loads_hold_no_slots() -> AbstractContextManager[Any]:
     begin, end = HostTier._begin, HostTier._end_load
 
     def begin_and_let_go(self: HostTier, plan: Any, blocks: Any, copies: SwapCopies) -> Any:
-        if isinstance(plan, Load):
+        if isinstance(plan, Load) and not plan.is_swapped:
             self.tiers.let_go(plan.slots, loaded=False)
         return begin(self, plan, blocks, copies)
 
-    def hold_and_end(self: HostTier, load: Load | Resume, *, failed: bool) -> None:
-        if isinstance(load, Load):
+    def hold_and_end(self: HostTier, load: Load, *, failed: bool) -> None:
+        if not load.is_swapped:
             self.tiers.hold([each for each in load.slots if self.tiers.slots.count(each)])
         end(self, load, failed=failed)
 

@@ -29,7 +29,7 @@ from decode_worker import batch_settings, chunk_bounding
 from kv_transfer import vllm_private
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers import tiered_scheduling
-from kv_transfer.tiers.tier_terms import Resume
+from kv_transfer.tiers.tier_terms import Load
 from prefill_worker import scheduler_settings
 from prefill_worker.step_limit import TURN_STEP_S
 from prefill_worker.step_speed import StepSpeed
@@ -191,7 +191,8 @@ class SimulatedEngine:
         # Slots of copies under way, and of those that the next step makes, are counted by nobody in public.
         pending, under_way = swaps._pending.slots_after, self.scheduler.connector.host_tier._running.values()
         cached, copying = tiers.tree.blocks[Tier.HOST], len(tiers._copying)
-        resuming = sum(len(each.plan.slots) for each in under_way if isinstance(each.plan, Resume))
+        loads = [each.plan for each in under_way if isinstance(each.plan, Load)]
+        resuming = sum(len(load.slots) for load in loads if load.is_swapped)
         owned = cached + copying + resuming + swaps.used_slots + len(pending)
         assert tiers.slots.free + owned == self.world.host_slots, "a slot is lost or owned twice"
 

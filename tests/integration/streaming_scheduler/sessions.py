@@ -42,9 +42,9 @@ def until(engine: SimulatedEngine, condition: Callable[[], bool], most_turns: in
     raise AssertionError("it does not come to that")
 
 
-def park(engine: SimulatedEngine, name: str, prompt: list[int], max_tokens: int = 1) -> None:
+def park(engine: SimulatedEngine, name: str, prompt: list[int], max_tokens: int = 1, **fields: Any) -> None:
     """Opens a session and computes all of it but the token that is held back."""
-    engine.open(name, prompt, max_tokens)
+    engine.open(name, prompt, max_tokens, **fields)
     until(engine, lambda: request(engine, name).status is PARKED)
 
 
@@ -72,8 +72,8 @@ def parked(engine: SimulatedEngine, name: str, prompt: list[int]) -> None:
     park(engine, name, prompt)
 
 
-def preempted_by_swap(engine: SimulatedEngine, name: str, prompt: list[int]) -> None:
-    park(engine, name, prompt)
+def preempted_by_swap(engine: SimulatedEngine, name: str, prompt: list[int], **fields: Any) -> None:
+    park(engine, name, prompt, **fields)
     take_blocks_of(engine, name, "swap")
     assert engine.is_swapped(name)
 
