@@ -230,6 +230,7 @@ def test_who_is_back_computes_before_it_gives_its_blocks_up_again(
     world: str, policy: str, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts that go first come all the time and need its blocks, also when it has just landed."""
+    # Longer than a prompt takes.
     monkeypatch.setattr(kv_checking_runner, "_BACKGROUND_STEPS", (8,))
     small = replace(WORLDS[world], policy=policy, blocks=61, token_budget=256, admission="none")
     engine = SimulatedEngine(small)
