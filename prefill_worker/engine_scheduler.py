@@ -44,6 +44,7 @@ class StreamingMixin(TwoPhase):
         settings = SchedulerSettings.of(self.vllm_config)
         self.preemption_strategy = settings.preemption
         self.cost_model = settings.cost_model
+        self.expected_load_s = self._swap_in_s
         self._order = make_policy(settings.policy, settings.starvation_s)
         self._bounds_partial = settings.policy in BOUND_PARTIAL
         self._survival = SurvivalEstimates()
@@ -83,14 +84,8 @@ class StreamingMixin(TwoPhase):
         self._speed.began(output, output.total_num_scheduled_tokens, now_s)
         return output
 
-    def _expected_load_s(self, tokens: int) -> float:
+    def _swap_in_s(self, tokens: int) -> float:
         return self.cost_model.swap_in.ms(tokens) / 1000
-
-    def _compute_instead(self, request: Request, tokens: int) -> None:
-        super()._compute_instead(request, tokens)
-        ledger = self._sessions.get(request.request_id)
-        if ledger is not None:
-            ledger.ready(self._ready_tokens(request))
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         held = []
@@ -114,6 +109,9 @@ class StreamingMixin(TwoPhase):
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         if self._sessions:
             now_s = monotonic_s()
+            for request_id in self.load_failed:
+                if request_id in self._sessions:
+                    self._sessions[request_id].ready(self._ready_tokens(self.requests[request_id]))
             for request_id in scheduler_output.num_scheduled_tokens:
                 if request_id in self._sessions:
                     self._settle(request_id, now_s)

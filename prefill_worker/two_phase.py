@@ -50,7 +50,7 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
     waits_for_others_load: Callable[[Any, int], bool]
     # Blocks of a waiting contender's prefix hit that others hold: they cost it nothing.
     _shared_hits: dict[str, int]
-    # Those that loaded or pulled when the step before was planned. Who has landed since keeps its blocks for one plan:
+    # Those that were being loaded when the step before was planned. Who has landed since keeps its blocks for one plan:
     # it would lose them to whoever waited for them meanwhile, again and again.
     _loading: set[str]
     # Planned for the steps before, which computed nothing: vLLM had no room for what would be loaded for them.
@@ -69,7 +69,9 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         self._note_scheduled(output, before, now_s)
         contenders = (*(grant.contender for grant in plan.grants), *plan.left_out)
         self._turns.computed(contenders, output.num_scheduled_tokens)
-        self._loading = {name for name, request in self.requests.items() if request.status is LOADING}
+        self._loading = {
+            name for name, request in self.requests.items() if request.status is LOADING and self.is_loading(name)
+        }
         self._refused = set() if output.num_scheduled_tokens else self._refused | before.keys()
         for contender in plan.left_out:
             request = self.requests[contender.request_id]

@@ -7,7 +7,7 @@ it is the next turn of a conversation is looked up as it is added, of one that m
 one list of blocks for each request keeps vLLM's own order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -48,6 +48,11 @@ class TieredScheduling(_Scheduler):
         self.tiers: PrefixTiers | None = None
         # The step that has ended last.
         self.stepped: SchedulerOutput | None = None
+        # What so many tokens take from host memory, before this engine has copied any: said by whoever swaps requests
+        # out, as nothing else can lie there then.
+        self.expected_load_s: Callable[[int], float] = lambda tokens: 0.0
+        # Requests whose asynchronous loads have failed, as the last step told.
+        self.load_failed: list[str] = []
         self._host_tier: HostTier | None = None
         self._async_loads = AsyncLoads()
         self._counted_blocks: dict[str, int] = {}
@@ -103,11 +108,6 @@ class TieredScheduling(_Scheduler):
         """Whether what a waiting request lacks next is on its way from host memory: it is not to be planned."""
         return self._host_tier is not None and self._host_tier.is_arriving(request, device_tokens)
 
-    def _expected_load_s(self, tokens: int) -> float:
-        """What so many take from host memory, before this engine has copied any. Nothing but a swapped session can lie
-        there then."""
-        return 0.0
-
     def _goes_async(self, blocks: int, turned_away: bool) -> bool:
         """Of a load for a request that waits. All others that run, or wait for a step, would be held up by it.
 
@@ -118,7 +118,7 @@ class TieredScheduling(_Scheduler):
             return False
         assert self._host_tier is not None
         copy_s = self._host_tier.block_copy_s
-        load_s = blocks * copy_s if copy_s is not None else self._expected_load_s(blocks * self.block_size)
+        load_s = blocks * copy_s if copy_s is not None else self.expected_load_s(blocks * self.block_size)
         others = sum(each.status in _COMPUTABLE for each in self.requests.values()) - 1
         return self._async_loads.is_cheaper(load_s, others)
 
@@ -135,7 +135,9 @@ class TieredScheduling(_Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self._host_tier is not None:
             self._async_loads.ended(scheduler_output, monotonic_s(), self.alike_steps)
-            for name, tokens in self._host_tier.take_failed().items():
+            failed = self._host_tier.take_failed()
+            self.load_failed = list(failed)
+            for name, tokens in failed.items():
                 request = self.requests.get(name)
                 if request is not None and not request.is_finished():
                     self._compute_instead(request, tokens)
