@@ -21,6 +21,7 @@ from pathlib import Path
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _SERVER = "worker_runtime.preloaded_server"
 _END_S = 30
+_HANDED_ON = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
@@ -78,14 +79,17 @@ def _run_forked(address: str, arguments: list[str]) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(address)
         call = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
-        socket.send_fds(server, [json.dumps(call).encode()], [0, 1, 2])
 
         def hand_on(number: int, _: object) -> None:
             with suppress(OSError):
                 server.send(str(number).encode())
 
-        signal.signal(signal.SIGTERM, hand_on)
-        signal.signal(signal.SIGINT, hand_on)
+        # The fork may run before the call returns: what comes meanwhile is for it as well, and goes behind the call.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
+        for number in _HANDED_ON:
+            signal.signal(number, hand_on)
+        socket.send_fds(server, [json.dumps(call).encode()], [0, 1, 2])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDED_ON)
         ended = server.recv(16)
     return int(ended or b"1")
 
