@@ -131,7 +131,7 @@ class SwapLedger:
         self._pending.slots_after.extend(entry.slots)
         self.counters.blocks_back += len(slots)
 
-    def hand_over(self, request_id: str, first_block: int) -> list[int]:
+    def take_slots(self, request_id: str, first_block: int) -> list[int]:
         """The request is resumed as in `swap_back`, and its slots from block number `first_block` on are the caller's,
         to be released into the pool once they have been read. The slots before are free."""
         entry = self._swapped.pop(request_id)

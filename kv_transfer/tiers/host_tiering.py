@@ -95,7 +95,7 @@ class HostTiering(HostSwapping):
             super()._swap_back(request, first, device_blocks)
             return
         assert self.swaps is not None
-        self.host_tier.resume(request, first, device_blocks, self.swaps.hand_over(request.request_id, first))
+        self.host_tier.resume(request, first, device_blocks, self.swaps.take_slots(request.request_id, first))
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
         tier = self.host_tier

@@ -83,13 +83,13 @@ def _swap_out_comes_late() -> Iterator[None]:
 
 
 def _resumes_from_the_wrong_slot() -> AbstractContextManager[Any]:
-    hand_over = SwapLedger.hand_over
+    take_slots = SwapLedger.take_slots
 
     def shifted(self: SwapLedger, request_id: str, first_block: int) -> list[int]:
-        first, *others = hand_over(self, request_id, first_block)
+        first, *others = take_slots(self, request_id, first_block)
         return [*others, first]
 
-    return mock.patch.object(SwapLedger, "hand_over", shifted)
+    return mock.patch.object(SwapLedger, "take_slots", shifted)
 
 
 def _dropped_copies_stay() -> AbstractContextManager[Any]:

@@ -1,8 +1,10 @@
 """A Python that has loaded a module: its forks are as processes of their own, and end with whoever stands for them."""
 
+import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -96,6 +98,32 @@ signal.pause()
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         process.send_signal(asked)
         assert process.wait(TIMEOUT_S) == 7
+
+
+def test_what_it_is_asked_while_the_fork_begins_goes_behind_the_call(tmp_path: Path) -> None:
+    """The fork may run, and say so, before the call returns."""
+    asked_at_once = f"""
+import os, signal, socket, sys
+sys.path.insert(0, {str(Path(preloaded.__file__).parent)!r})
+import preloaded_python
+send = socket.send_fds
+socket.send_fds = lambda *args: (send(*args), os.kill(os.getpid(), signal.SIGTERM))
+sys.exit(preloaded_python._run_forked(sys.argv[1], ["x.py"]))
+"""
+    address = str(tmp_path / "server")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen()
+        listener.settimeout(TIMEOUT_S)
+        process = subprocess.Popen([sys.executable, script(tmp_path, asked_at_once), address], text=True)
+        with process, killed_at_the_end(process):
+            caller, _ = listener.accept()
+            caller.settimeout(TIMEOUT_S)
+            assert json.loads(caller.recv(1 << 20))["arguments"] == ["x.py"]
+            assert caller.recv(16) == str(int(signal.SIGTERM)).encode()
+            caller.send(b"7")
+            assert process.wait(TIMEOUT_S) == 7
+            caller.close()
 
 
 def test_the_python_of_a_services_processes_is_that_of_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.slots = BlockReferences(SLOTS)
         self.ledger = SwapLedger(self.slots, BLOCK)
         # What others copy back still: slots, and what has to lie in them.
-        self.handed_over: list[tuple[list[int], list[object]]] = []
+        self.taken: list[tuple[list[int], list[object]]] = []
         self.host: list[object] = [None] * SLOTS
         self.device: dict[int, object] = {}
         self.swapped: dict[str, tuple[int, list[object]]] = {}
@@ -88,16 +88,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.due_back |= dict(zip(blocks, contents[first:], strict=True))
 
     @rule(name=NAMES, first=st.integers(0, 6))
-    def hand_over(self, name: str, first: int) -> None:
+    def take_slots(self, name: str, first: int) -> None:
         if name not in self.swapped or name in self.out_in_this_step:
             return
         _, contents = self.swapped.pop(name)
-        self.handed_over.append((self.ledger.hand_over(name, first), contents[first:]))
+        self.taken.append((self.ledger.take_slots(name, first), contents[first:]))
 
-    @precondition(lambda self: self.handed_over)
+    @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def copied_back_by_others(self, data: st.DataObject) -> None:
-        slots, contents = self.handed_over.pop(data.draw(st.integers(0, len(self.handed_over) - 1)))
+        slots, contents = self.taken.pop(data.draw(st.integers(0, len(self.taken) - 1)))
         assert [self.host[slot] for slot in slots] == contents
         self.slots.release(slots)
 
@@ -128,8 +128,8 @@ class LedgerMachine(RuleBasedStateMachine):
         }
         assert self.ledger.used_slots == sum(len(contents) for _, contents in self.swapped.values())
         if self.between_steps:
-            handed_over = sum(len(slots) for slots, _ in self.handed_over)
-            assert self.ledger.free_slots == SLOTS - self.ledger.used_slots - handed_over
+            taken = sum(len(slots) for slots, _ in self.taken)
+            assert self.ledger.free_slots == SLOTS - self.ledger.used_slots - taken
 
 
 LedgerMachine.TestCase.settings = examples(150, steps=40)
@@ -180,7 +180,7 @@ def test_slots_of_a_request_that_others_copy_back_are_theirs_and_those_in_front_
     ledger = SwapLedger(pool, BLOCK)
     ledger.swap_out("a", [10, 11, 12], 12)
     slots = dict(ledger.take_copies().out)
-    assert ledger.hand_over("a", 1) == [slots[11], slots[12]]
+    assert ledger.take_slots("a", 1) == [slots[11], slots[12]]
     assert (ledger.tokens("a"), ledger.free_slots, ledger.used_slots) == (0, 2, 0)
     assert ledger.take_copies() == SwapCopies()
     assert (ledger.counters.blocks_back, ledger.counters.blocks_back_async) == (2, 2)
