@@ -115,7 +115,8 @@ class Candidates:
     # Of best effort that is not prefilled yet, of all routers: requests and their tokens.
     overtaken: Floats
     overtaken_tokens: Floats
-    # Of this router: requests whose prompts still arrive, and until what has come of them is expected to be computed.
+    # Requests whose prompts still arrived when they were sent, and of this router, until what had come of them is
+    # expected to be computed.
     arriving: Floats
     arriving_s: Floats
     # Of the prompts of a request's class, what engines compute after it; None where nothing is left out.
@@ -225,7 +226,7 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         others_ahead_s=others[Share.AHEAD_S],
         overtaken=loads[Load.OVERTAKEN] + others[Share.OVERTAKEN],
         overtaken_tokens=loads[Load.OVERTAKEN_TOKENS] + others[Share.OVERTAKEN_TOKENS],
-        arriving=loads[Load.ARRIVING],
+        arriving=loads[Load.ARRIVING] + others[Share.ARRIVING],
         arriving_s=_arriving_s(loads, now_s),
     )
 

@@ -133,6 +133,7 @@ class Membership:
                     coming_tokens=loads[Load.COMING_TOKENS, row],
                     answer_tokens=loads[Load.ANSWER_TOKENS, row],
                 ),
+                arriving_requests=round(loads[Load.ARRIVING, row]),
                 lines=told_lines(self.loads.lines.of(member.row)),
             )
             for row, member in enumerate(busy)

@@ -33,6 +33,7 @@ class Share(IntEnum):
     COMING = 9
     COMING_TOKENS = 10
     ANSWER_TOKENS = 11
+    ARRIVING = 12
 
 
 # So many rounds without a word are silence.
@@ -161,4 +162,5 @@ def _column(told: wire.WorkerShare) -> list[float]:
         decodes = [its.requests, its.tokens, its.coming_requests, its.coming_tokens, its.answer_tokens]
     else:
         decodes = [told.requests - overtaken[0], told.tokens - overtaken[1], *overtaken, 0.0]
-    return [told.requests, told.tokens, told.uncomputed_tokens, told.queue_s, *overtaken, ahead_s, *decodes]
+    first = told.requests, told.tokens, told.uncomputed_tokens, told.queue_s
+    return [*first, *overtaken, ahead_s, *decodes, told.arriving_requests]

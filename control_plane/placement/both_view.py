@@ -10,7 +10,7 @@ from control_plane.fleet.candidates import Candidates, Fixed
 from control_plane.fleet.loads import Floats
 from control_plane.placement.by_objective import BothView, Objectives, share_for_prompts
 from control_plane.placement.policy import Question, passing
-from control_plane.placement.terms import prefill_s
+from control_plane.placement.terms import prefill_s, sessions_s
 from control_plane.placement.view import PoolView
 
 _PREFILL_COSTS = ("prefill_s", "prefill_s_per_token", "prefill_s_per_pair", "load_s_per_token")
@@ -41,12 +41,10 @@ def both_view(
     costs: DecodeCosts | None,
     objectives: Objectives,
     prefill_heavy: int,
-    session_s: float | None = None,
     behind: "Floats | None" = None,
 ) -> BothView:
-    """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name. session_s:
-    what the prompt of a session takes once it is whole; None: of a request that is none, whose prompt engines compute
-    before all of sessions. behind: of what waits, what engines compute after it (`Membership.behind`)."""
+    """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name. behind:
+    of what waits, what engines compute after it (`Membership.behind`)."""
     workers = view.candidates.before(best_effort=question.best_effort)
     workers = workers if behind is None else workers.without(behind)
     costs = costs or DecodeCosts.measured(workers.fixed)
@@ -67,14 +65,10 @@ def both_view(
         step_with_s=step_with_s,
         wait_s=_wait_s(workers, question, view, costs),
         pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
-        arriving_s=_arriving_s(workers, session_s),
+        arriving_s=workers.arriving_s * question.arriving + sessions_s(question, view),
         is_prefill_heavy=np.arange(len(workers)) < prefill_heavy,
         passes=passing(question, view),
     )
-
-
-def _arriving_s(workers: Candidates, session_s: float | None) -> Floats:
-    return np.zeros(len(workers)) if session_s is None else workers.arriving_s + workers.arriving * session_s
 
 
 def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[str]) -> int:

@@ -36,8 +36,6 @@ from kv_transfer.claims.prefix_chunks import Keys, PackedPrompt
 OBJECTIVES = "objectives"
 REFUSED = "refused"
 _NOBODY: frozenset[tuple[str, int]] = frozenset()
-# The mean of what the prompts of sessions take follows about so many.
-_SESSIONS = 20
 # A worker that says that it is slow is tried so seldom.
 _TRY_AGAIN_S = 60.0
 
@@ -68,13 +66,14 @@ class _Asks:
 
     question: Question
     pool: PoolView
-    is_session: bool = False
     whose: Claimant | None = None
     weight: float = 1.0
 
 
 class ObjectivePlacer(Placer):
     """Of workers that do both, which the decode pool has or which are a pool of their own."""
+
+    _computes: Pool = wire.POOL_DECODE
 
     def __init__(self, both: BothRules, *of_placer: Any, **named: Any) -> None:
         super().__init__(*of_placer, **named)
@@ -84,8 +83,6 @@ class ObjectivePlacer(Placer):
         self._returns = ReturnTimes()
         # Workers that were to be late with what they got, and when; those that say that they are slow among them.
         self._tried: dict[str, float] = {}
-        # What the whole prompts of sessions take, a mean that follows the last ones.
-        self._session_s = 0.0
 
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """Raises OverloadedError where no choice is in time."""
@@ -112,17 +109,10 @@ class ObjectivePlacer(Placer):
     def completed(self, job: Job, tokens: int) -> None:
         self.answers.completed(job.max_tokens, tokens)
 
-    def keep(self, job: Job) -> None:
-        arrived = job.prompt_changes
-        super().keep(job)
-        if arrived:
-            # How much it would be nobody knew while it came; what is cached somewhere is counted nevertheless.
-            view = self._both_view(self._asks(job, self._question(job), commits=False))
-            whole_s = float(view.own_s.max(initial=0.0))
-            self.roles.prompt(whole_s, self._now_s())
-            # The median, and of two the lower: who says that it is slow does not say what a session brings.
-            usual_s = float(np.sort(view.own_s)[(len(view.own_s) - 1) // 2]) if len(view.own_s) else 0.0
-            self._session_s += (usual_s - self._session_s) / _SESSIONS if self._session_s else usual_s
+    def _became_whole(self, prefill_s: Floats) -> None:
+        super()._became_whole(prefill_s)
+        # How much it would be nobody knew while it came.
+        self.roles.prompt(float(prefill_s.max(initial=0.0)), self._now_s())
 
     def place(
         self,
@@ -179,7 +169,7 @@ class ObjectivePlacer(Placer):
         return next((each for each in found if each.worker == worker), choice), found
 
     def _behind(self, asks: _Asks, view: BothView) -> "Floats | None":
-        if asks.whose is None or asks.is_session:
+        if asks.whose is None or asks.question.arriving:
             return None
         return self._membership.behind(wire.POOL_DECODE, asks.whose, asks.weight, view.own_s)
 
@@ -226,7 +216,7 @@ class ObjectivePlacer(Placer):
     def _asks(self, job: Job, question: Question, *, commits: bool = True) -> _Asks:
         """commits: a decision on it will be committed."""
         pool = self._pool_view(self._prompt(job).keys, commits=commits)
-        return _Asks(question, pool, job.prompt_changes, Claimant(job.priority, job.tenant), _weight(job))
+        return _Asks(question, pool, Claimant(job.priority, job.tenant), _weight(job))
 
     def _pool_view(self, keys: Keys, *, commits: bool) -> PoolView:
         pools: Sequence[Pool] = [wire.POOL_DECODE]
@@ -239,8 +229,7 @@ class ObjectivePlacer(Placer):
     def _both_view(self, asks: _Asks, behind: "Floats | None" = None) -> BothView:
         """behind: None: all that waits is before it."""
         heavy = self.roles.heavy(len(asks.pool.candidates))
-        session_s = self._session_s if asks.is_session else None
-        return both_view(asks.pool, asks.question, self.both.costs, self.both.objectives, heavy, session_s, behind)
+        return both_view(asks.pool, asks.question, self.both.costs, self.both.objectives, heavy, behind)
 
     def _look_at_roles(self, workers: Candidates) -> None:
         costs = self.both.costs or DecodeCosts.measured(workers.fixed)

@@ -16,7 +16,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.schema import PlacementSection
 from cluster_core.clock import monotonic_s
 from cluster_core.objectives import is_best_effort
-from control_plane.fleet.loads import Work
+from control_plane.fleet.loads import Floats, Work
 from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
 from control_plane.model.limits import max_tokens_of
@@ -32,6 +32,8 @@ from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.ledger import Ledger
 from control_plane.placement.policy import Question
 from control_plane.placement.replication import Copy, Demand
+from control_plane.placement.session_work import SessionWork
+from control_plane.placement.terms import prefill_s
 from control_plane.placement.view import PoolView
 from control_plane.placement.view_builder import ViewBuilder
 from control_plane.prefix_index.index import Matches
@@ -46,6 +48,9 @@ _MEAN_OF = 16
 
 class Placer:
     """See the module. rng: decides between equals. now_s: now, on the clock of load."""
+
+    # The pool that computes prompts of sessions.
+    _computes: Pool = wire.POOL_PREFILL
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class Placer:
         self._now_s = now_s
         self._rules = Rules.of(settings)
         self._ledger = Ledger(membership, index.index, settings, now_s)
+        self._sessions = SessionWork()
         self._views = ViewBuilder(membership, index, self._ledger.running, chunk_tokens=chunk_tokens)
 
     # Requests.
@@ -81,9 +87,14 @@ class Placer:
         """The request's prompt is whole, and counts as an access to its prefixes."""
         if job.prompt_changes:
             job.prompt_changes, job.packed = False, None
+            self._became_whole(self._whole_s(job))
         keys = self._prompt(job).keys
         if len(keys):
             self._index.record_access(keys)
+
+    def _became_whole(self, prefill_s: Floats) -> None:
+        """A session's prompt, which takes so long on each of the workers."""
+        self._sessions.became_whole(prefill_s)
 
     def completed(self, job: Job, tokens: int) -> None:
         """The whole answer has so many."""
@@ -187,7 +198,13 @@ class Placer:
 
     def _views_of(self, keys: Keys, pools: Sequence[Pool], now_s: float) -> dict[Pool, PoolView]:
         long_s = self._ledger.long_prompts.long_s if self._settings.long_prompts_apart else math.inf
-        return {pool: self._views.view(pool, keys, now_s, long_s=long_s) for pool in pools}
+        named = {"long_s": long_s, "session_s": self._sessions.mean_s}
+        return {pool: self._views.view(pool, keys, now_s, **named) for pool in pools}
+
+    def _whole_s(self, job: Job) -> Floats:
+        """Seconds that a session's prompt takes where it may be prefilled; what is cached somewhere is counted."""
+        pool = self._computes
+        return prefill_s(question_of(job), self._views_of(self._prompt(job).keys, [pool], self._now_s())[pool])
 
     def _does_both(self, view: PoolView) -> bool:
         """Whoever of these workers computes a prompt decodes it: that is their kind, or nobody else prefills."""
@@ -213,4 +230,5 @@ def question_of(
         avoided=avoided,
         adapter=job.scope.adapter_digest,
         best_effort=is_best_effort(job.priority),
+        arriving=job.prompt_changes,
     )

@@ -35,6 +35,8 @@ class Question:
     adapter: str = ""
     # Engines serve others first.
     best_effort: bool = False
+    # Its prompt still comes.
+    arriving: bool = False
 
 
 Filter = Callable[[Question, PoolView], NDArray[np.bool_]]

@@ -76,15 +76,23 @@ def expected_ttft_s(question: Question, view: PoolView) -> Floats:
     return expected
 
 
+def sessions_s(question: Question, view: PoolView) -> Floats:
+    """Seconds that sessions which are open there are expected to take, to another session. To a whole prompt none:
+    engines compute it before them."""
+    open_there = view.candidates.arriving
+    return open_there * view.session_s if question.arriving else np.zeros(len(open_there))
+
+
 def ttft(question: Question, view: PoolView) -> Floats:
-    """The lowest price over each one's: seconds to the first token, where own work counts more than waiting.
+    """The lowest price over each one's: seconds to the first token, where own work counts more than waiting; of a
+    session those until it will be whole, too.
 
     What a hit saves is saved for all that come after: without that price, requests are spread over workers that
     have to compute again what others hold. And a long prompt pays for the half of the pool that short ones are quick
     in. `rachis bench placement` found both flat in their constants.
     """
     own_s = prefill_s(question, view)
-    price = view.candidates.queue_s + (1.0 + _WORK_PRICE) * own_s + _OVERHEAD_S
+    price = view.candidates.queue_s + sessions_s(question, view) + (1.0 + _WORK_PRICE) * own_s + _OVERHEAD_S
     shortest_s = float(own_s.min(initial=math.inf))
     if shortest_s > view.long_s:
         rows = len(view.candidates)

@@ -31,6 +31,8 @@ class PoolView:
     is_stale: bool = False
     # Seconds of engine time above which a prefill is long: see `long_prompts`.
     long_s: float = math.inf
+    # What a session counts for that is open: see `session_work`.
+    session_s: float = 0.0
 
     @property
     def does_both(self) -> bool:
@@ -58,7 +60,9 @@ class PoolView:
         return np.maximum(prompt_tokens - self.device - self.host, 1.0)
 
 
-def unknown_prompt(pool: Pool, candidates: Candidates, *, is_stale: bool = False, long_s: float = math.inf) -> PoolView:
+def unknown_prompt(
+    pool: Pool, candidates: Candidates, *, is_stale: bool = False, long_s: float = math.inf, session_s: float = 0.0
+) -> PoolView:
     """A pool in which nobody has anything of the prompt."""
     device, host, shared, sharers, repeated = np.zeros((5, len(candidates)))
-    return PoolView(pool, candidates, device, host, shared, sharers, repeated, is_stale, long_s)
+    return PoolView(pool, candidates, device, host, shared, sharers, repeated, is_stale, long_s, session_s)

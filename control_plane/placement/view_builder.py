@@ -35,11 +35,13 @@ class ViewBuilder:
         # Looked up again only where a worker has come or gone.
         self._slots: dict[Pool, _Slots] = {}
 
-    def view(self, pool: Pool, keys: Keys, now_s: float, *, long_s: float = math.inf) -> PoolView:
+    def view(
+        self, pool: Pool, keys: Keys, now_s: float, *, long_s: float = math.inf, session_s: float = 0.0
+    ) -> PoolView:
         """The usable workers of a pool with what they have of a prompt, given by its chunks' keys."""
         candidates = self._membership.candidates(pool, now_s)
         is_stale = self._index.is_stale()
-        view = unknown_prompt(pool, candidates, is_stale=is_stale, long_s=long_s)
+        view = unknown_prompt(pool, candidates, is_stale=is_stale, long_s=long_s, session_s=session_s)
         if not is_stale and len(candidates) and len(keys):
             self._fill_in(view, keys, now_s)
         if repeated := self._running.repeated:

@@ -2082,6 +2082,7 @@ class WorkerShare(_message.Message):
     AHEAD_S_FIELD_NUMBER: _builtins.int
     DECODES_FIELD_NUMBER: _builtins.int
     LINES_FIELD_NUMBER: _builtins.int
+    ARRIVING_REQUESTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     generation: _builtins.int
     requests: _builtins.int
@@ -2095,6 +2096,8 @@ class WorkerShare(_message.Message):
     overtaken_tokens: _builtins.int
     ahead_s: _builtins.float
     """Of the queue, the prefills that are not best effort."""
+    arriving_requests: _builtins.int
+    """Of these, sessions whose prompts still arrived when they were sent."""
     @_builtins.property
     def decodes(self) -> Global___DecodeShare:
         """Absent: whatever is in flight and not best effort before its prefill decodes."""
@@ -2117,10 +2120,11 @@ class WorkerShare(_message.Message):
         ahead_s: _builtins.float | None = ...,
         decodes: Global___DecodeShare | None = ...,
         lines: _abc.Iterable[Global___TenantLine] | None = ...,
+        arriving_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s", "decodes", b"decodes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s", "decodes", b"decodes", "generation", b"generation", "lines", b"lines", "overtaken_requests", b"overtaken_requests", "overtaken_tokens", b"overtaken_tokens", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s", "ahead_s", b"ahead_s", "arriving_requests", b"arriving_requests", "decodes", b"decodes", "generation", b"generation", "lines", b"lines", "overtaken_requests", b"overtaken_requests", "overtaken_tokens", b"overtaken_tokens", "queue_s", b"queue_s", "requests", b"requests", "tokens", b"tokens", "uncomputed_tokens", b"uncomputed_tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ahead_s: _TypeAlias = _typing.Literal["ahead_s"]  # noqa: Y015
     _WhichOneofArgType__ahead_s: _TypeAlias = _typing.Literal["_ahead_s", b"_ahead_s"]  # noqa: Y015

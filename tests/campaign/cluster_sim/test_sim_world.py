@@ -65,6 +65,19 @@ def test_what_software_takes_for_a_pull_comes_on_top_of_the_transfer() -> None:
     assert slower.ttft_s.mean == plain.ttft_s.mean
 
 
+def test_sessions_are_spread_over_prefill_workers() -> None:
+    """Steps take the same everywhere, so that workers differ by a hair: all would go to one."""
+    made = world(prefill=4, blocks=4000)
+    asked = WorkloadSection(kind="crawler", requests=200, requests_per_s=0.4, token_scale=0.3, block_tokens=BLOCK)
+    run(made, *open_workload(asked, 0))
+    computed = [
+        sum(each.prefill_tokens for each in worker.totals())
+        for worker in made.workers.values()
+        if worker.pool == POOLS["prefill"]
+    ]
+    assert max(computed) < 1.3 * sum(computed) / 4, computed
+
+
 def test_a_prompt_that_goes_through_both_pools_is_counted_as_asked_for() -> None:
     made, asked = world(), request(0.0, 100, 5)
     run(made, asked)

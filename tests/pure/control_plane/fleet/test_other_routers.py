@@ -145,6 +145,19 @@ def test_placement_sees_what_all_routers_have_and_tells_its_own_alone() -> None:
     assert [(share.worker_id, share.requests, share.queue_s) for share in one.shares(1.0)] == [("prefill-0", 1, 2.0)]
 
 
+def test_sessions_that_others_have_open_count() -> None:
+    one, other = members(), members()
+    session = Work(50, 40, 3.0, arriving=True)
+    opened = one.acquire(one.usable(PREFILL)[1], session, 0.0)
+    one.acquire(one.usable(PREFILL)[1], Work(50, 40, 3.0), 0.0)
+    other.acquire(other.usable(PREFILL)[0], session, 0.0)
+    tells(one, other, 0.0)
+    np.testing.assert_allclose(other.candidates(PREFILL, 0.0).arriving, [1, 1])
+    one.release(opened, session, 1.0)
+    tells(one, other, 1.0)
+    np.testing.assert_allclose(other.candidates(PREFILL, 1.0).arriving, [1, 0])
+
+
 def test_what_others_have_makes_no_worker_late() -> None:
     """Its own prefills progress by its own count."""
     one, other = members(), members()

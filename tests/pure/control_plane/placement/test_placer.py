@@ -1,6 +1,7 @@
 """Where a router sends its requests: what it knows of prefixes, what it predicts, and what it remembers for people."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -201,6 +202,41 @@ def test_a_session_s_prompt_is_looked_at_as_it_stands(world: World) -> None:
     second = world.placer.place(job, PREFILL)
     assert first is not None and second is not None
     assert (first.worker.worker_id, second.worker.worker_id) == ("p1", "p0")
+
+
+@pytest.mark.parametrize("whole", [None, 4 * CHUNK, 100 * CHUNK])
+def test_sessions_are_spread_though_one_worker_is_a_little_quicker(world: World, whole: int | None) -> None:
+    """Opened so long apart that what has come is computed. whole: what a session brought before; None: not known."""
+    world.records["p1"].costs.prefill_s_per_token *= 1.02
+    world.membership.replace(world.records.values())
+    if whole is not None:
+        world.placer.keep(world.job(prompt(99, whole), changes=True))
+    where = Counter[str]()
+    with ExitStack() as open_sessions:
+        for seed in range(20):
+            placement = world.place(prompt(seed, 2 * CHUNK), changes=True)
+            where[placement.worker.worker_id] += 1
+            open_sessions.enter_context(world.in_flight(placement))
+            world.now_s += 30.0
+        assert where == {"p0": 10, "p1": 10}
+        further = world.in_flight(world.place(prompt(50, 2 * CHUNK), changes=True))
+        open_sessions.enter_context(further)
+        world.now_s += 30.0
+        assert world.winners(prompt(51, 2 * CHUNK), changes=True) == {"p1"}, "one fewer is open there"
+        assert world.winners(prompt(51, 2 * CHUNK)) == {"p0"}, "engines compute whole prompts first"
+
+
+def test_a_session_goes_where_whole_prompts_do_not_wait_if_sessions_bring_less(world: World) -> None:
+    world.placer.keep(world.job(prompt(99, 10 * CHUNK), changes=True))
+    whole = world.place(prompt(1, 200 * CHUNK))
+    where = []
+    with world.in_flight(whole), ExitStack() as open_sessions:
+        for seed in range(2, 22):
+            placement = world.place(prompt(seed, CHUNK), changes=True)
+            where.append(placement.worker.worker_id)
+            open_sessions.enter_context(world.in_flight(placement))
+    # It takes 3.2 s, and what sessions bring 0.16 s each.
+    assert whole.worker.worker_id not in where[:15] and whole.worker.worker_id in where
 
 
 def test_a_request_counts_as_one_access_with_its_whole_prompt(world: World) -> None:
