@@ -12,6 +12,7 @@ from cluster_core.engine_jobs import EngineJob, SamplingSpec
 from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import StartError
 from kv_transfer import vllm_private
+from kv_transfer.between_steps import look_before_steps
 from worker_runtime.engine_settings import EngineRole, EngineSettings
 from worker_runtime.engine_work import EngineWork
 from worker_runtime.gloo_device import one_gloo_device
@@ -59,6 +60,7 @@ def bring_up_vllm(
         engine.collective_rpc("watch", args=(vllm_private.scheduler_of(engine),))
     elif settings.role is not EngineRole.ALONE:
         engine.collective_rpc(accept_emitted_rows)
+    look_before_steps(engine)
     info = engine_info(engine, settings)
     if settings.role is not EngineRole.ALONE:
         _check_model(engine, info)

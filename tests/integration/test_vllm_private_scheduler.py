@@ -198,6 +198,22 @@ def test_copies_of_host_swap_run_before_the_step() -> None:
         assert "handle_preemptions(kv_connector_metadata)" in inspect.getsource(module)
 
 
+def test_steps_can_be_looked_into_from_before_them() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core_client import InprocClient
+    from vllm.v1.worker import kv_connector_model_runner_mixin as mixin
+
+    assert "self.step_fn = (" in inspect.getsource(EngineCore)
+    assert "self.engine_core.step_fn()" in inspect.getsource(InprocClient.get_output)
+    scheduler = inspect.getsource(Scheduler)
+    assert "self.finished_recving_kv_req_ids.add(req_id)" in scheduler
+    assert "self.kv_holding_waiting = create_request_queue" in scheduler
+    asks = inspect.getsource(mixin.KVConnectorModelRunnerMixin._get_kv_connector_output)
+    assert "start_after_forward = not scheduler_output.has_sync_kv_loads" in asks, "pulls begin with steps by now"
+    assert asks.index("bind_connector_metadata") < asks.index("start_load_kv"), "what is begun has its metadata"
+
+
 def test_the_engine_lets_a_session_in_by_the_side_door() -> None:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.input_processor import InputProcessor

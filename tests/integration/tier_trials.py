@@ -8,6 +8,7 @@ from unittest import mock
 from cluster_configs.schema import EngineSection, HandoffSection, ModelSection, TiersSection
 from cluster_core.engine_jobs import EngineJob, SamplingSpec, TenantShare
 from kv_transfer import vllm_private
+from kv_transfer.between_steps import look_before_steps
 from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 
 DEVICE_BLOCKS = 24
@@ -29,6 +30,7 @@ class Engine:
         from worker_runtime.vllm_arguments import engine_args
 
         self.engine = LLMEngine.from_engine_args(engine_args(settings))
+        look_before_steps(self.engine)
         self.scheduler: Any = vllm_private.scheduler_of(self.engine)
         self.tiers = self.scheduler.tiers
         self.pool = vllm_private.pool_of(self.scheduler)

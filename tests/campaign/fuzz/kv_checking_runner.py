@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
@@ -95,6 +96,7 @@ class KvCheckingRunner:
         self._states: dict[str, _State] = {}
         self._loads: list[tuple[int, SlowLoad]] = []
         self.failed_loads = 0
+        self._invalid_blocks: set[int] = set()
         self._steps = 0
         self._background: list[tuple[int, BackgroundCopy]] = []
         self._leases: list[tuple[int, Lease]] = []
@@ -106,9 +108,13 @@ class KvCheckingRunner:
         self._copy(output)
         self._begin_loads(output)
         sent = self._read_leases(output)
-        landed = self._land(output)
+        loads: list[SlowLoad] = getattr(output.kv_connector_metadata, "slow_loads", [])
+        self._loads += [(self._steps + LOAD_STEPS, load) for load in loads]
+        landed = self._land(self._steps)
         failed, invalid_blocks = self._failures(landed)
-        report = self._copy_in_background(output)
+        for each in output.kv_connector_metadata.rachis_background_copies:
+            self._background.append((self._steps + _BACKGROUND_STEPS[each.number % len(_BACKGROUND_STEPS)], each))
+        report = self._copy_in_background(self._steps)
         leaving = set(output.finished_req_ids)
         if self._v2:
             leaving |= set(output.preempted_req_ids or ())
@@ -154,12 +160,10 @@ class KvCheckingRunner:
         for block, slot in copies.back:
             self._kv[block] = list(self._host[slot])
 
-    def _copy_in_background(self, output: Any) -> CopyReport | None:
+    def _copy_in_background(self, step: int) -> CopyReport | None:
         """Carries out what is due, with what lies there by now. A copy that fails leaves rubbish where it wrote."""
-        for each in output.kv_connector_metadata.rachis_background_copies:
-            self._background.append((self._steps + _BACKGROUND_STEPS[each.number % len(_BACKGROUND_STEPS)], each))
-        due = [copy for at, copy in self._background if at <= self._steps]
-        self._background = [(at, copy) for at, copy in self._background if at > self._steps]
+        due = [copy for at, copy in self._background if at <= step]
+        self._background = [(at, copy) for at, copy in self._background if at > step]
         report = CopyReport()
         for copy in due:
             report.ended[copy.number] += 1
@@ -175,12 +179,29 @@ class KvCheckingRunner:
                     self._kv[block] = [-1] * self._block_size
         return report if due else None
 
-    def _land(self, output: Any) -> list[SlowLoad]:
+    # The worker's side of a connector that is asked between two steps: what is due in the next one is there already.
+
+    def get_transfer_results(self, finished: set[str]) -> KVConnectorTransferResults:
+        landed = self._land(self._steps + 1)
+        failed, self._invalid_blocks = self._failures(landed)
+        return KVConnectorTransferResults(
+            finished_sending=set(), finished_recving={load.request_id for load in landed}, failed_recving=failed
+        )
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        invalid, self._invalid_blocks = self._invalid_blocks, set()
+        return invalid
+
+    def build_connector_worker_meta(self) -> CopyReport | None:
+        return self._copy_in_background(self._steps + 1)
+
+    def get_kv_connector_stats(self) -> None:
+        """There are none."""
+
+    def _land(self, step: int) -> list[SlowLoad]:
         """Writes the loads that are due; returns them."""
-        loads: list[SlowLoad] = getattr(output.kv_connector_metadata, "slow_loads", [])
-        self._loads += [(self._steps + LOAD_STEPS, load) for load in loads]
-        due = [load for at, load in self._loads if at <= self._steps]
-        self._loads = [(at, load) for at, load in self._loads if at > self._steps]
+        due = [load for at, load in self._loads if at <= step]
+        self._loads = [(at, load) for at, load in self._loads if at > step]
         for load in due:
             digest = load.root
             lands_until = len(load.token_ids) if load.landing_tokens is None else load.start + load.landing_tokens

@@ -3,13 +3,14 @@
 Each is a context in which one thing is done wrong, as in `tests.campaign.fuzz.planted`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from decode_worker import chunk_hashes
@@ -18,6 +19,7 @@ from decode_worker.batch_scheduling import BatchScheduling
 from decode_worker.batch_shares import BatchShares
 from decode_worker.batching import Batching
 from decode_worker.gated_queue import GatedQueue
+from kv_transfer.between_steps import LookingStep
 from kv_transfer.handoff.emitted_output import EmittedOutput, emitted_of
 from tests.campaign.fuzz.planted import Plant
 
@@ -135,6 +137,23 @@ def _who_does_not_wait_is_furthest_behind() -> AbstractContextManager[Any]:
     return mock.patch.object(BatchShares, "left", left_but_stays)
 
 
+@contextmanager
+def _failures_between_steps_are_not_told() -> Iterator[None]:
+    look = LookingStep._look
+
+    def forgetful(self: LookingStep) -> dict[int, Any]:
+        told = KVConnectorOutput.__init__
+
+        def without_failures(output: Any, **fields: Any) -> None:
+            told(output, **{**fields, "failed_recving": set(), "invalid_block_ids": set()})
+
+        with mock.patch.object(KVConnectorOutput, "__init__", without_failures):
+            return look(self)
+
+    with mock.patch.object(LookingStep, "_look", forgetful):
+        yield
+
+
 DECODE_PLANTS: Mapping[str, Plant] = {
     "emitted_output_stays_unknown": Plant("an answer begins again", _emitted_output_stays_unknown),
     "emitted_output_is_counted_as_cached_prompt": Plant(
@@ -158,6 +177,10 @@ DECODE_PLANTS: Mapping[str, Plant] = {
     "failed_loads_count_as_landed": Plant("a request decodes with KV that never came", _failed_loads_count_as_landed),
     "partly_failed_loads_count_as_landed": Plant(
         "a request decodes with blocks that never came", _partly_failed_loads_count_as_landed
+    ),
+    "failures_between_steps_are_not_told": Plant(
+        "what is looked for between two steps counts as landed though it has failed",
+        _failures_between_steps_are_not_told,
     ),
     "the_gate_shows_a_request_twice": Plant("an admitted request is admitted again", _the_gate_shows_a_request_twice),
     "the_gate_loses_who_was_skipped": Plant("who could not be taken yet is gone", _the_gate_loses_who_was_skipped),

@@ -30,6 +30,7 @@ from cluster_core.engine_jobs import EngineJob, SamplingSpec, SessionMode
 from cluster_core.engine_reports import EngineCosts
 from decode_worker.step_bound import Limit
 from kv_transfer import vllm_private
+from kv_transfer.between_steps import look_before_steps
 from kv_transfer.tiers.async_loads import AsyncLoads
 from prefill_worker.policies import POLICIES, make_policy
 from tests.campaign.fuzz.session_moves import Client, Kind, Move
@@ -78,6 +79,7 @@ class RealEngine:
         from worker_runtime.vllm_arguments import engine_args
 
         self.engine = LLMEngine.from_engine_args(engine_args(settings))
+        look_before_steps(self.engine)
         self.scheduler: Any = vllm_private.scheduler_of(self.engine)
         self.answers: dict[str, list[tuple[int, float]]] = defaultdict(list)
         vllm_private.tell_costs(self.engine, lambda: _COSTS)

@@ -1,7 +1,7 @@
 """A real scheduler without a model, stepped by hand in the setting of one world, and the clock that goes with it."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import resources
 from typing import Any
@@ -27,6 +27,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from cluster_core.engine_jobs import NOBODY, TENANT_ARG, SessionMode, SessionRecord, TenantShare
 from decode_worker import batch_settings, chunk_bounding
 from kv_transfer import vllm_private
+from kv_transfer.between_steps import LookingStep
 from kv_transfer.blocks import Tier
 from kv_transfer.tiers import tiered_scheduling
 from kv_transfer.tiers.tier_terms import Load
@@ -70,6 +71,7 @@ class SimulatedEngine:
         self.records: dict[str, SessionRecord] = {}
         self.outputs: list[Any] = []
         self._in_flight: deque[tuple[Any, Any]] = deque()
+        self._look = LookingStep(self.scheduler, self.runner, lambda: ({}, True))
 
     @property
     def remote_tokens(self) -> dict[str, int]:
@@ -111,6 +113,11 @@ class SimulatedEngine:
 
     def turn(self) -> bool:
         """One turn of the engine. False: nothing was left to do."""
+        if self.world.looks:
+            found, goes_on = self._look()
+            self._take(found or {})
+            if not goes_on:
+                return True
         if self.scheduler.has_requests() and len(self._in_flight) < self.world.depth:
             output = self.scheduler.schedule()
             self.outputs.append(output)
@@ -119,11 +126,13 @@ class SimulatedEngine:
                 return True
         if not self._in_flight:
             return bool(self.scheduler.has_requests())
-        for outputs in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
-            for each in outputs.outputs:
-                self.answers.setdefault(each.request_id, []).extend(each.new_token_ids)
-                self._take_record(each.request_id)
+        self._take(self.scheduler.update_from_output(*self._in_flight.popleft()))
         return True
+
+    def _take(self, outputs: Mapping[int, Any]) -> None:
+        for each in (output for of_client in outputs.values() for output in of_client.outputs):
+            self.answers.setdefault(each.request_id, []).extend(each.new_token_ids)
+            self._take_record(each.request_id)
 
     def drain(self, most_turns: int = 2000) -> None:
         """Turns until nothing is left to do. Raises AssertionError when that does not end."""

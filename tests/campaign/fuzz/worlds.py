@@ -65,6 +65,8 @@ class World:
     # What a copy of a block in the background is said to take: from it follows which loads are asynchronous.
     copy_s: float = 0.0
     promotion: bool = True
+    # What has landed is looked for before each step, too.
+    looks: bool = False
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "World":
@@ -114,7 +116,8 @@ def with_tenants(world: World, rng: random.Random) -> World:
 
 
 def with_copies(world: World, rng: random.Random) -> World:
-    return replace(world, copy_s=rng.choice((0.0, 0.02, 0.02)))
+    copy_s, looks = rng.choice(((0.0, False), (0.02, False), (0.02, True)))
+    return replace(world, copy_s=copy_s, looks=looks)
 
 
 def with_adapters(world: World, rng: random.Random) -> World:
