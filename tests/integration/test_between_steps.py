@@ -44,7 +44,7 @@ def first_step(world: World) -> int:
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["one step at a time", "two at once"])
 @pytest.mark.parametrize("decode", [None, BatchSettings(chunk_tokens=BLOCK_SIZE)], ids=["streaming", "decode"])
-def test_what_lands_during_a_step_computes_as_many_steps_sooner_as_are_in_flight(decode: BatchSettings | None, depth: int) -> None:
+def test_what_lands_computes_as_many_steps_sooner_as_are_in_flight(decode: BatchSettings | None, depth: int) -> None:
     asked, looked = (first_step(World(blocks=101, depth=depth, decode=decode, looks=looks)) for looks in (False, True))
     assert looked == asked - depth
 
