@@ -9,18 +9,17 @@ way is left as it is.
 from collections.abc import Callable
 from typing import Any
 
-from kv_transfer import vllm_private
-
 # What an engine's step returns: outputs by client, and whether anything was computed.
 Step = Callable[[], tuple[dict[int, Any] | None, bool]]
 
 
 def look_before_steps(engine: Any) -> None:
     """From now on `engine`, an in-process `LLMEngine`, does; once, before its first step."""
-    connector = vllm_private.worker_connector_of(engine)
-    if connector is not None:
-        core = vllm_private.core_of(engine)
-        core.step_fn = LookingStep(core.scheduler, connector, core.step_fn)
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    if engine.vllm_config.parallel_config.world_size == 1 and has_kv_transfer_group():
+        core = engine.engine_core.engine_core
+        core.step_fn = LookingStep(core.scheduler, get_kv_transfer_group(), core.step_fn)
 
 
 class LookingStep:
@@ -32,12 +31,22 @@ class LookingStep:
         self._step = step
 
     def __call__(self) -> tuple[dict[int, Any] | None, bool]:
-        if vllm_private.awaits_kv(self._scheduler):
+        if self._awaits_kv():
             found = self._look()
             if any(each.outputs for each in found.values()):
                 # Who has failed by it is told before anybody computes.
                 return found, False
         return self._step()
+
+    def _awaits_kv(self) -> bool:
+        """Whether a request waits for KV which has not landed as far as the scheduler knows."""
+        from vllm.v1.request import RequestStatus
+
+        landed = self._scheduler.finished_recving_kv_req_ids
+        return any(
+            each.status is RequestStatus.WAITING_FOR_REMOTE_KVS and each.request_id not in landed
+            for each in self._scheduler.kv_holding_waiting
+        )
 
     def _look(self) -> dict[int, Any]:
         """As a step without work that brings back what the worker has to say."""

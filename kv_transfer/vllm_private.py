@@ -37,34 +37,9 @@ OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def core_of(engine: Any) -> Any:
-    """The core of an in-process `LLMEngine`."""
-    return engine.engine_core.engine_core
-
-
 def scheduler_of(engine: Any) -> Any:
     """The scheduler of an in-process `LLMEngine`."""
-    return core_of(engine).scheduler
-
-
-def worker_connector_of(engine: Any) -> Any:
-    """The worker's side of the KV connector of an in-process `LLMEngine`; None without one, and where workers are
-    processes of their own."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
-
-    is_here = engine.vllm_config.parallel_config.world_size == 1 and has_kv_transfer_group()
-    return get_kv_transfer_group() if is_here else None
-
-
-def awaits_kv(scheduler: Any) -> bool:
-    """Whether a request waits for KV that is pulled or loaded, which has not landed as far as the scheduler knows."""
-    from vllm.v1.request import RequestStatus
-
-    landed = scheduler.finished_recving_kv_req_ids
-    return any(
-        each.status is RequestStatus.WAITING_FOR_REMOTE_KVS and each.request_id not in landed
-        for each in scheduler.kv_holding_waiting
-    )
+    return engine.engine_core.engine_core.scheduler
 
 
 def connector_of(engine: Any) -> Any:
