@@ -39,9 +39,12 @@ class LookingStep:
         return self._step()
 
     def _awaits_kv(self) -> bool:
-        """Whether a request waits for KV which has not landed as far as the scheduler knows."""
+        """Whether a request waits for KV that has not landed as far as the scheduler knows, and may be asked for."""
         from vllm.v1.request import RequestStatus
 
+        if getattr(self._scheduler.connector, "has_untold_leases", False):
+            # Notices of them would be lost.
+            return False
         landed = self._scheduler.finished_recving_kv_req_ids
         return any(
             each.status is RequestStatus.WAITING_FOR_REMOTE_KVS and each.request_id not in landed

@@ -118,6 +118,8 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         self.handoffs_recomputed = 0
         self.handoffs_expired = 0
         self.handoffs_mismatched = 0
+        # Scheduler side: what was handed over since the last step; workers pass over notices of what they do not know.
+        self.has_untold_leases = False
         # Scheduler side: blocks that overdue pulls may still write into.
         self.quarantine: Quarantine | None = None
         share = vllm_config.kv_transfer_config.get_from_extra_config(VERIFY_SHARE, 0.0)
@@ -190,6 +192,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
         metadata = super().build_connector_meta(scheduler_output)
+        self.has_untold_leases = False
         setattr(metadata, _DEADLINES, self._deadlines)
         self._deadlines = {}
         setattr(metadata, _CONTENT, self.content.take_orders())

@@ -191,6 +191,7 @@ def hand_over(engine: Any, request_id: str, params: Mapping[str, Any]) -> dict[s
     request.kv_transfer_params = dict(params)
     # Its workers lease what they know to have been computed for another engine.
     connector.connector_scheduler._reqs_in_batch.add(request_id)
+    connector.has_untold_leases = True
     scheduler.running.remove(request)
     request.status = RequestStatus.FINISHED_LENGTH_CAPPED
     lease, _ = scheduler._free_request(request)

@@ -73,8 +73,6 @@ class _Asks:
 class ObjectivePlacer(Placer):
     """Of workers that do both, which the decode pool has or which are a pool of their own."""
 
-    _computes: Pool = wire.POOL_DECODE
-
     def __init__(self, both: BothRules, *of_placer: Any, **named: Any) -> None:
         super().__init__(*of_placer, **named)
         self.both = both
@@ -109,10 +107,13 @@ class ObjectivePlacer(Placer):
     def completed(self, job: Job, tokens: int) -> None:
         self.answers.completed(job.max_tokens, tokens)
 
-    def _became_whole(self, prefill_s: Floats) -> None:
-        super()._became_whole(prefill_s)
-        # How much it would be nobody knew while it came.
-        self.roles.prompt(float(prefill_s.max(initial=0.0)), self._now_s())
+    def keep(self, job: Job) -> None:
+        arrived = job.prompt_changes
+        super().keep(job)
+        if arrived:
+            # How much it would be nobody knew while it came; what is cached somewhere is counted nevertheless.
+            view = self._both_view(self._asks(job, self._question(job), commits=False))
+            self.roles.prompt(float(view.own_s.max(initial=0.0)), self._now_s())
 
     def place(
         self,

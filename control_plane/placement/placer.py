@@ -16,7 +16,7 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_configs.schema import PlacementSection
 from cluster_core.clock import monotonic_s
 from cluster_core.objectives import is_best_effort
-from control_plane.fleet.loads import Floats, Work
+from control_plane.fleet.loads import Work
 from control_plane.fleet.membership import Membership
 from control_plane.model.job import Job
 from control_plane.model.limits import max_tokens_of
@@ -33,7 +33,6 @@ from control_plane.placement.ledger import Ledger
 from control_plane.placement.policy import Question
 from control_plane.placement.replication import Copy, Demand
 from control_plane.placement.session_work import SessionWork
-from control_plane.placement.terms import prefill_s
 from control_plane.placement.view import PoolView
 from control_plane.placement.view_builder import ViewBuilder
 from control_plane.prefix_index.index import Matches
@@ -48,9 +47,6 @@ _MEAN_OF = 16
 
 class Placer:
     """See the module. rng: decides between equals. now_s: now, on the clock of load."""
-
-    # The pool that computes prompts of sessions.
-    _computes: Pool = wire.POOL_PREFILL
 
     def __init__(
         self,
@@ -87,14 +83,10 @@ class Placer:
         """The request's prompt is whole, and counts as an access to its prefixes."""
         if job.prompt_changes:
             job.prompt_changes, job.packed = False, None
-            self._became_whole(self._whole_s(job))
+            self._sessions = self._sessions.became_whole(len(job.token_ids), job.cached_tokens)
         keys = self._prompt(job).keys
         if len(keys):
             self._index.record_access(keys)
-
-    def _became_whole(self, prefill_s: Floats) -> None:
-        """A session's prompt, which takes so long on each of the workers."""
-        self._sessions.became_whole(prefill_s)
 
     def completed(self, job: Job, tokens: int) -> None:
         """The whole answer has so many."""
@@ -198,13 +190,7 @@ class Placer:
 
     def _views_of(self, keys: Keys, pools: Sequence[Pool], now_s: float) -> dict[Pool, PoolView]:
         long_s = self._ledger.long_prompts.long_s if self._settings.long_prompts_apart else math.inf
-        named = {"long_s": long_s, "session_s": self._sessions.mean_s}
-        return {pool: self._views.view(pool, keys, now_s, **named) for pool in pools}
-
-    def _whole_s(self, job: Job) -> Floats:
-        """Seconds that a session's prompt takes where it may be prefilled; what is cached somewhere is counted."""
-        pool = self._computes
-        return prefill_s(question_of(job), self._views_of(self._prompt(job).keys, [pool], self._now_s())[pool])
+        return {pool: self._views.view(pool, keys, now_s, long_s=long_s, session=self._sessions) for pool in pools}
 
     def _does_both(self, view: PoolView) -> bool:
         """Whoever of these workers computes a prompt decodes it: that is their kind, or nobody else prefills."""

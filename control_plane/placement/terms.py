@@ -80,7 +80,9 @@ def sessions_s(question: Question, view: PoolView) -> Floats:
     """Seconds that sessions which are open there are expected to take, to another session. To a whole prompt none:
     engines compute it before them."""
     open_there = view.candidates.arriving
-    return open_there * view.session_s if question.arriving else np.zeros(len(open_there))
+    if not question.arriving:
+        return np.zeros(len(open_there))
+    return open_there * view.session.prefill_s(view.candidates.fixed)
 
 
 def ttft(question: Question, view: PoolView) -> Floats:

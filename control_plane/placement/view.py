@@ -9,6 +9,9 @@ from rachis.v1 import worker_pb2 as wire
 from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Floats
 from control_plane.model.worker_snapshot import Pool
+from control_plane.placement.session_work import SessionWork
+
+_UNKNOWN = SessionWork()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +34,8 @@ class PoolView:
     is_stale: bool = False
     # Seconds of engine time above which a prefill is long: see `long_prompts`.
     long_s: float = math.inf
-    # What a session counts for that is open: see `session_work`.
-    session_s: float = 0.0
+    # What a session counts for that is open.
+    session: SessionWork = _UNKNOWN
 
     @property
     def does_both(self) -> bool:
@@ -61,8 +64,13 @@ class PoolView:
 
 
 def unknown_prompt(
-    pool: Pool, candidates: Candidates, *, is_stale: bool = False, long_s: float = math.inf, session_s: float = 0.0
+    pool: Pool,
+    candidates: Candidates,
+    *,
+    is_stale: bool = False,
+    long_s: float = math.inf,
+    session: SessionWork = _UNKNOWN,
 ) -> PoolView:
     """A pool in which nobody has anything of the prompt."""
     device, host, shared, sharers, repeated = np.zeros((5, len(candidates)))
-    return PoolView(pool, candidates, device, host, shared, sharers, repeated, is_stale, long_s, session_s)
+    return PoolView(pool, candidates, device, host, shared, sharers, repeated, is_stale, long_s, session)

@@ -11,6 +11,7 @@ from control_plane.fleet.membership import Membership
 from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.running_prefixes import RunningPrefixes
+from control_plane.placement.session_work import SessionWork
 from control_plane.placement.view import PoolView, unknown_prompt
 from kv_transfer.claims.prefix_chunks import Keys
 
@@ -35,13 +36,11 @@ class ViewBuilder:
         # Looked up again only where a worker has come or gone.
         self._slots: dict[Pool, _Slots] = {}
 
-    def view(
-        self, pool: Pool, keys: Keys, now_s: float, *, long_s: float = math.inf, session_s: float = 0.0
-    ) -> PoolView:
+    def view(self, pool: Pool, keys: Keys, now_s: float, *, long_s: float = math.inf, session: SessionWork) -> PoolView:
         """The usable workers of a pool with what they have of a prompt, given by its chunks' keys."""
         candidates = self._membership.candidates(pool, now_s)
         is_stale = self._index.is_stale()
-        view = unknown_prompt(pool, candidates, is_stale=is_stale, long_s=long_s, session_s=session_s)
+        view = unknown_prompt(pool, candidates, is_stale=is_stale, long_s=long_s, session=session)
         if not is_stale and len(candidates) and len(keys):
             self._fill_in(view, keys, now_s)
         if repeated := self._running.repeated:

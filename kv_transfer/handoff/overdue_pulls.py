@@ -77,15 +77,16 @@ class Quarantine:
         return sum(map(len, self._blocks.values()))
 
     def take_in(self, report: PullReport, blocks_of: Callable[[str], Sequence[Any]]) -> None:
-        """blocks_of: the blocks that a request's pull writes into, which the request still holds."""
+        """blocks_of: the blocks that a request's pull writes into, which the request still holds. That one is over may
+        be heard before that it was given up, which waits for the end of the step that is under way."""
         for request_id, workers in report.given_up.items():
             if request_id not in self._blocks:
                 blocks = self._blocks[request_id] = list(blocks_of(request_id))
                 self._pool.touch(blocks)
                 self.pulls += 1
             self._running[request_id] += workers
-        for request_id, workers in report.over.items():
-            self._running[request_id] -= workers
-            if not self._running[request_id]:
+        self._running.subtract(report.over)
+        for request_id in report.given_up | report.over:
+            if request_id in self._blocks and not self._running[request_id]:
                 del self._running[request_id]
                 self._pool.free_blocks(reversed(self._blocks.pop(request_id)))

@@ -75,6 +75,7 @@ class Scheduler:
     def __init__(self, *states: RequestStatus, makes: Any = None) -> None:
         self.kv_holding_waiting = [SimpleNamespace(request_id=str(n), status=each) for n, each in enumerate(states)]
         self.finished_recving_kv_req_ids: set[str] = set()
+        self.connector = SimpleNamespace(has_untold_leases=False)
         self.makes = makes or {}
         self.told: list[Any] = []
 
@@ -106,6 +107,12 @@ def test_where_nobody_waits_for_kv_nothing_is_looked_for(scheduler: Scheduler) -
     assert LookingStep(scheduler, None, lambda: (None, True))() == (None, True)
     scheduler = Scheduler(WAITS)
     scheduler.finished_recving_kv_req_ids.add("0")
+    assert LookingStep(scheduler, None, lambda: (None, True))() == (None, True)
+
+
+def test_before_workers_know_all_leases_nothing_is_looked_for() -> None:
+    scheduler = Scheduler(WAITS)
+    scheduler.connector.has_untold_leases = True
     assert LookingStep(scheduler, None, lambda: (None, True))() == (None, True)
 
 

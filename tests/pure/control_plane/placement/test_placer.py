@@ -226,6 +226,36 @@ def test_sessions_are_spread_though_one_worker_is_a_little_quicker(world: World,
         assert world.winners(prompt(51, 2 * CHUNK)) == {"p0"}, "engines compute whole prompts first"
 
 
+def test_a_slow_worker_gets_as_many_sessions_less(world: World) -> None:
+    world.records["p1"].costs.prefill_s_per_token *= 4
+    world.membership.replace(world.records.values())
+    world.placer.keep(world.job(prompt(99, 100 * CHUNK), changes=True))
+    where = Counter[str]()
+    with ExitStack() as open_sessions:
+        for seed in range(40):
+            placement = world.place(prompt(seed, CHUNK), changes=True)
+            where[placement.worker.worker_id] += 1
+            open_sessions.enter_context(world.in_flight(placement))
+            world.now_s += 30.0
+    assert where == {"p0": 32, "p1": 8}
+
+
+def test_that_a_worker_has_computed_a_session_makes_the_next_one_no_shorter(world: World) -> None:
+    """Its prompt is whole when it has been computed: where that was it is cached by then."""
+    long = prompt(99, 200 * CHUNK)
+    job = world.job(long, changes=True)
+    world.holds("p0", long)
+    world.placer.keep(job)
+    where = Counter[str]()
+    with ExitStack() as running:
+        running.enter_context(world.in_flight(world.place(prompt(1, 200 * CHUNK))))
+        for seed in range(2, 42):
+            placement = world.place(prompt(seed, CHUNK), changes=True)
+            where[placement.worker.worker_id] += 1
+            running.enter_context(world.in_flight(placement))
+    assert sorted(where.values()) == [20, 20], "3.2 s a session"
+
+
 def test_a_session_goes_where_whole_prompts_do_not_wait_if_sessions_bring_less(world: World) -> None:
     world.placer.keep(world.job(prompt(99, 10 * CHUNK), changes=True))
     whole = world.place(prompt(1, 200 * CHUNK))

@@ -95,6 +95,17 @@ def test_blocks_are_held_until_the_pull_is_over_in_every_worker(pool: Pool) -> N
     assert quarantine.pulls == 1
 
 
+def test_that_a_pull_is_over_may_be_heard_first(pool: Pool) -> None:
+    """That it was given up comes with the end of a step, what is looked for before the next one sooner."""
+    quarantine = Quarantine(pool)
+    quarantine.take_in(report(over="r"), lambda name: [])
+    quarantine.take_in(report(given_up="s"), lambda name: [name])
+    assert pool.references == {"s": 1}
+    quarantine.take_in(report(given_up="r"), lambda name: [name])
+    assert pool.references == {"r": 0, "s": 1}
+    assert (quarantine.blocks, quarantine.pulls) == (["s"], 2)
+
+
 def test_pulls_are_told_apart(pool: Pool) -> None:
     quarantine = Quarantine(pool)
     quarantine.take_in(report(given_up="r s"), lambda name: [name])
