@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
-from vllm.platforms import current_platform
 
 from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import HandoffReport, kv_scope
@@ -134,9 +133,6 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
         self._overdue = OverduePulls(lambda transfers: vllm_private.take_ended_transfers(self, transfers))
         self._bytes_per_block = vllm_private.bytes_per_block(kv_cache_config)
         self._deadlines: dict[str, float] = {}
-        # Of the step whose metadata are bound, nothing has been begun.
-        self._begins = False
-        self._launch_computes = current_platform.is_cpu()
 
     # Scheduler side.
 
@@ -253,17 +249,7 @@ class RachisNixlConnector(HostTiering, NixlPullConnector):
             views = vllm_private.block_views(self._swap_config, kv_caches)
             self._checks = ContentChecks(BlockChecksums(views).of, vllm_private.rank_of(self))
 
-    def bind_connector_metadata(self, connector_metadata: "KVConnectorMetadata") -> None:
-        super().bind_connector_metadata(connector_metadata)
-        # vLLM begins pulls when it has launched a step. Where a step is computed meanwhile, that is a step too late.
-        self._begins = True
-        if self._launch_computes:
-            self.start_load_kv(None)
-
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        if not self._begins:
-            return
-        self._begins = False
         metadata = vllm_private.bound_metadata(self)
         self._deadlines.update(getattr(metadata, _DEADLINES, {}))
         if self._checks is not None:
