@@ -23,7 +23,7 @@ from kv_transfer.host_memory.swap_ledger import SwapCopies
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
@@ -71,14 +71,6 @@ class ImitatedNixlConnector(RachisNixlConnector):
             stand_in: Any = self.host_link
             self._host_pool = stand_in
             self._copy_worker = stand_in
-
-    def bind_connector_metadata(self, connector_metadata: "KVConnectorMetadata") -> None:
-        """A GPU gets a step's pulls when its forward pass has been launched: here all of the pass is to come then."""
-        super().bind_connector_metadata(connector_metadata)
-        super().start_load_kv(None)
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Done."""
 
     def shutdown(self) -> None:
         super().shutdown()

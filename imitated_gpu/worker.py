@@ -111,14 +111,15 @@ class ImitatedWorker(WorkerBase):
         if has_kv_transfer_group():
             connector = get_kv_transfer_group()
             connector.handle_preemptions(scheduler_output.kv_connector_metadata)
+            # As on a GPU, the forward pass has only been launched when pulls begin and are asked for.
             with (
                 set_forward_context(None, self.vllm_config),
                 KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(scheduler_output) as transfers,
             ):
-                self._take_a_step(scheduler_output, connector.host_link.take_waited_s())
+                copies_s = connector.host_link.take_waited_s()
         else:
-            transfers = None
-            self._take_a_step(scheduler_output, 0.0)
+            transfers, copies_s = None, 0.0
+        self._take_a_step(scheduler_output, copies_s)
         return self._computed(scheduler_output, transfers)
 
     def _take_a_step(self, output: SchedulerOutput, copies_s: float) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.request import RequestStatus
 
@@ -120,6 +121,17 @@ def test_where_nothing_has_landed_the_scheduler_is_told_nothing() -> None:
     scheduler = Scheduler(WAITS)
     assert LookingStep(scheduler, Connector(_NOTHING), lambda: ({}, True))() == ({}, True)
     assert not scheduler.told
+
+
+def test_an_engine_whose_worker_is_here_looks_before_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    # vLLM has one connector for a process, which no engine has made here.
+    monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", Connector(LANDED))
+    scheduler = Scheduler(WAITS, makes={0: SimpleNamespace(outputs=[])})
+    core = SimpleNamespace(scheduler=scheduler, step_fn=lambda: ({}, True))
+    config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1))
+    look_before_steps(SimpleNamespace(engine_core=SimpleNamespace(engine_core=core), vllm_config=config))
+    assert core.step_fn() == ({}, True)
+    assert scheduler.told[0].finished_recving == {"0"}
 
 
 def test_an_engine_whose_workers_are_processes_of_their_own_is_left_as_it_is() -> None:
