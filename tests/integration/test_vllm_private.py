@@ -304,3 +304,29 @@ def test_blocks_that_transfers_alone_hold_are_counted_once_each() -> None:
     assert vllm_private.blocks_held_by_transfers(scheduler) == 1
     scheduler.connector.quarantine = None
     assert vllm_private.blocks_held_by_transfers(scheduler) == 0
+
+
+def test_a_hand_over_says_that_workers_do_not_know_its_lease_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pass over notices of it until the next step tells them: `between_steps` asks them nothing meanwhile."""
+    from vllm.v1.request import RequestStatus
+
+    # Every layout can be handed over here.
+    monkeypatch.setattr(vllm_private, "layout_of", lambda *of: None)
+    # As above.
+    monkeypatch.setattr(vllm_private, "allows", lambda *of: True)
+    request = SimpleNamespace(
+        status=RequestStatus.RUNNING, num_tokens=9, num_output_tokens=2, num_computed_tokens=8, num_in_flight_tokens=0
+    )
+    told: set[str] = set()
+    sides = SimpleNamespace(use_host_buffer=False, _reqs_in_batch=told)
+    connector = SimpleNamespace(connector_scheduler=sides, has_untold_leases=False)
+    scheduler = SimpleNamespace(
+        requests={"r": request}, running=[request], vllm_config=None, kv_cache_config=None,
+        get_kv_connector=lambda: connector, _free_request=lambda request: ({"lease": 1}, None),
+    )  # fmt: skip
+    core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler))
+    engine: Any = SimpleNamespace(engine_core=core, abort_request=lambda names, internal: None)
+
+    assert vllm_private.hand_over(engine, "r", {"do_remote_decode": True}) == {"lease": 1}
+
+    assert (told, connector.has_untold_leases) == ({"r"}, True)
