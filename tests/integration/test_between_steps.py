@@ -4,6 +4,7 @@ Real schedulers without a model (`simulated`), whose runner lands what is pulled
 over stand-ins.
 """
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,17 @@ from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.request import RequestStatus
 
+from cluster_configs.schema import RachisConfig
+from cluster_core.clock import ClusterClock
 from decode_worker.batch_settings import BatchSettings
+from kv_transfer import vllm_private
 from kv_transfer.between_steps import LookingStep, look_before_steps
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, SimulatedEngine
 from tests.campaign.fuzz.worlds import World
+from tests.engine_process import in_engine_process
 from tests.integration.test_streaming_fairness import numbered
+from worker_runtime.engine_settings import EngineRole, EngineSettings, engine_environment
 
 pytestmark = pytest.mark.integration
 
@@ -139,3 +145,24 @@ def test_an_engine_whose_workers_are_processes_of_their_own_is_left_as_it_is() -
     config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=2))
     look_before_steps(SimpleNamespace(engine_core=SimpleNamespace(engine_core=core), vllm_config=config))
     assert core.step_fn is None
+
+
+def test_an_engine_that_has_been_brought_up_looks_and_holds_back_for_a_hand_over_until_its_next_step() -> None:
+    assert in_engine_process(_brought_up_and_stepped) == (LookingStep, False)
+
+
+def _brought_up_and_stepped() -> tuple[type, bool]:
+    """What steps a decode worker's engine, and whether it still holds back looks after a step after a hand-over."""
+    from vllm import SamplingParams
+
+    from worker_runtime.vllm_start import bring_up_vllm
+
+    config = RachisConfig()
+    settings = EngineSettings(config.model, config.engine, config.handoff, EngineRole.DECODE)
+    os.environ.update(engine_environment(settings))
+    engine = bring_up_vllm(settings, ClusterClock(), lambda phase: None, lambda call: None).engine
+    connector = vllm_private.connector_of(engine)
+    connector.has_untold_leases = True
+    engine.add_request("next", {"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=1))
+    engine.step()
+    return type(engine.engine_core.engine_core.step_fn), connector.has_untold_leases
