@@ -5,7 +5,7 @@ Every set-up gets the same requests on the same GPUs, simulated by `cluster_sim`
     shared          workers that do both, by hotness with a term for the queue of prompts
     lmetric         the same workers, placed by LMetric (arXiv:2603.15202)
     deflection_50   the same workers, half of which prefill, by prefill deflection (arXiv:2607.02043): bounded chunks
-    taichi_50       the same by TaiChi's length-aware prefill (arXiv:2508.01989), without decodes that flow
+    taichi_50       the same by TaiChi's length-aware prefill (arXiv:2508.01989); decodes do not flow: decision 0061
     hybrid          the same workers by the objectives: bounded chunks, decodes bound late, early refusal
 In all of them a request whose KV has been pulled comes before prompts. The objectives are nothing to the first three:
 one run of theirs tells all cells of a rate. The last three are run for each cell, around what the best other carries.

@@ -678,12 +678,14 @@ class PlacementSection(Section):
     """Which worker a request goes to."""
 
     policy: Literal[
-        "hotness", "objectives", "random", "round_robin", "least_loaded", "prefix_only", "cost_formula", "lmetric"
+        "default", "hotness", "objectives", "random", "round_robin", "least_loaded", "prefix_only", "cost_formula",
+        "lmetric",
     ] = Field(
-        "hotness",
-        description="See docs/placement.md; `objectives` is for workers that do both (docs/shared-workers.md), those "
-        "after it are there to be compared with.",
-    )
+        "default",
+        description="`default`: `objectives` where workers do both and objectives.tpot_s is set "
+        "(docs/shared-workers.md), `hotness` elsewhere (docs/placement.md). Those after these two are there to be "
+        "compared with.",
+    )  # fmt: skip
     by_objectives: ByObjectives = ByObjectives()
     prefill_weights: PrefillWeights = PrefillWeights()
     decode_weights: DecodeWeights = DecodeWeights()
@@ -929,6 +931,15 @@ class RachisConfig(Section):
     def workers_outlive_serve(self) -> bool:
         """The next `rachis serve` of that name finds its workers on the Ray that it joins."""
         return bool(self.service.name) and self.ray.address is not None and self.service.orphan_s > 0
+
+    @property
+    def placement_policy(self) -> str:
+        """The policy in force. Prompts that are always to be prefilled apart go by none of the objectives."""
+        section = self.placement
+        if section.policy != "default":
+            return section.policy
+        keeps_both = self.pools.shared.workers and self.objectives.tpot_s and section.disaggregation != "always"
+        return "objectives" if keeps_both else "hotness"
 
     @property
     def chunk_blocks(self) -> int:

@@ -16,7 +16,7 @@ async def bench_roles(loaded: LoadedConfig, state_file: StateFile, shift: Shift,
     config = loaded.config
     if config.engine.device == "imitated":
         raise ConfigError("must compute: answers are compared with plain vLLM", field="engine.device")
-    if config.placement.policy != "objectives":
+    if config.placement_policy != "objectives":
         raise ConfigError("must be objectives: other policies have no roles", field="placement.policy")
     if config.placement.by_objectives.prefill_heavy is not None:
         raise ConfigError("must not be set: roles would not follow", field="placement.by_objectives.prefill_heavy")

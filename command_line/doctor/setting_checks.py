@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rachis.v1 import worker_pb2 as wire
 
-from cluster_configs.schema import PoolSection
+from cluster_configs.schema import DecodeWeights, PoolSection, PrefillWeights
 from command_line.doctor.findings import Fault, Verdicts
 from command_line.doctor.seen import Seen
 
@@ -54,12 +54,22 @@ def _cannot_scale(pool: PoolSection) -> bool:
     return pool.autoscale.enabled and pool.autoscale.min_workers == pool.autoscale.max_workers
 
 
+def _is_not_asked(weight: str) -> Callable[[Seen], bool]:
+    return lambda seen: seen.is_set(weight) and seen.config.placement_policy != "hotness"
+
+
+_WEIGHTS = (
+    *(f"placement.prefill_weights.{term}" for term in PrefillWeights.model_fields),
+    *(f"placement.decode_weights.{term}" for term in DecodeWeights.model_fields),
+)
+
 RULES = (
+    *(Rule(key, _is_not_asked(key), "weighs a term that placement.policy hotness alone has") for key in _WEIGHTS),
     Rule(
         "placement.disaggregation",
         lambda seen: (
             seen.config.placement.disaggregation == "always"
-            and (seen.config.placement.policy == "objectives" or not seen.config.pools.shared.workers)
+            and (seen.config.placement_policy == "objectives" or not seen.config.pools.shared.workers)
             and not _most_workers(seen.config.pools.prefill)
         ),
         "needs prefill workers, and pools.prefill.workers is 0; of workers that do both, a policy that asks for it",
@@ -67,7 +77,7 @@ RULES = (
     Rule(
         "placement.by_objectives.prefill_heavy",
         lambda seen: (
-            seen.is_set("placement.by_objectives.prefill_heavy") and seen.config.placement.policy != "objectives"
+            seen.is_set("placement.by_objectives.prefill_heavy") and seen.config.placement_policy != "objectives"
         ),
         "is asked by placement.policy objectives alone",
     ),
@@ -94,7 +104,7 @@ RULES = (
     ),
     Rule(
         "placement.replication_load",
-        lambda seen: seen.is_set("placement.replication_load") and seen.config.placement.policy != "hotness",
+        lambda seen: seen.is_set("placement.replication_load") and seen.config.placement_policy != "hotness",
         "bounds what a hot prefix may ask for, and only placement.policy hotness copies any",
     ),
     Rule(

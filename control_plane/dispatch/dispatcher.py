@@ -106,7 +106,6 @@ class Dispatcher:
                                 case steps.Complete(reason, tokens):
                                     self.poison.absolve(job)
                                     now_s, completion_tokens = self._now_s(), tokens
-                                    self._placer.completed(job, tokens)
                                     job.lifecycle.trace.enter(TraceStage.COMPLETION, now_s)
                                     yield _completion(job, reason, tokens, now_s)
                                 case steps.Fail():
@@ -115,7 +114,10 @@ class Dispatcher:
                                     waiting.append(instruction)
         finally:
             self.overhead_ms.append(job.own_s * 1000)
-            job.lifecycle.trace.answered = _answered(job, completion_tokens or len(job.emitted))
+            answer_tokens = completion_tokens or len(job.emitted)
+            if answer_tokens:
+                self._placer.answered(job, answer_tokens)
+            job.lifecycle.trace.answered = _answered(job, answer_tokens)
             for instruction in journey.handle(steps.Closed(), self._now_s()):
                 self._done(job, instruction)
 

@@ -13,6 +13,8 @@ from control_plane.placement.policy import Question, passing
 from control_plane.placement.terms import prefill_s, sessions_s
 from control_plane.placement.view import PoolView
 
+# Of prompts, in any step: a block, and vLLM's are that long or longer.
+_LEAST_TOKENS = 16
 _PREFILL_COSTS = ("prefill_s", "prefill_s_per_token", "prefill_s_per_pair", "load_s_per_token")
 
 
@@ -42,32 +44,46 @@ def both_view(
     objectives: Objectives,
     prefill_heavy: int,
     behind: "Floats | None" = None,
+    tried: Container[str] = (),
 ) -> BothView:
     """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name. behind:
-    of what waits, what engines compute after it (`Membership.behind`)."""
+    of what waits, what engines compute after it (`Membership.behind`). tried: workers whose steps are as slow as they
+    say: see `BothView.is_trial`."""
     workers = view.candidates.before(best_effort=question.best_effort)
     workers = workers if behind is None else workers.without(behind)
     costs = costs or DecodeCosts.measured(workers.fixed)
     step_s = costs.of(workers.decoding, workers.decoding_tokens)
     tokens = question.prompt_tokens + question.max_tokens / 2
-    step_with_s = costs.of(
-        workers.decoding + workers.coming + 1, workers.decoding_tokens + workers.coming_tokens + tokens
-    )
+    will_decode = workers.decoding + workers.coming + 1, workers.decoding_tokens + workers.coming_tokens + tokens
+    step_with_s, alone_s = costs.of(*will_decode), costs.of(np.ones(len(workers)), np.full(len(workers), tokens))
+    quickest_s = alone_s.min(initial=np.inf)
+    is_untried = np.array([each.worker_id not in tried for each in workers.workers], dtype=np.bool_)
+    is_slow_alone = (step_with_s > objectives.step_s) & (quickest_s <= objectives.step_s)
+    is_trial = is_untried & (will_decode[0] <= 1) & is_slow_alone
+    step_with_s = np.where(is_trial, quickest_s, step_with_s)
+    least_s = _LEAST_TOKENS * workers.fixed.prefill_s_per_token
+    pace = share_for_prompts(step_s, objectives, least_s)
+    wait_s, next_end_s = _waits_s(workers, question, view, costs)
     pulled = np.maximum(question.prompt_tokens - view.device, 0.0)
     return BothView(
         workers=workers.workers,
         prompt_tokens=question.prompt_tokens,
+        answer_tokens=question.max_tokens,
         cached_tokens=view.device + view.host,
         host_tokens=view.host,
         own_s=prefill_s(question, view),
-        queue_s=workers.queue_at_pace_s(share_for_prompts(step_s, objectives), best_effort=question.best_effort),
+        queue_s=workers.queue_at_pace_s(pace, best_effort=question.best_effort),
         step_s=step_s,
+        least_s=least_s,
         step_with_s=step_with_s,
-        wait_s=_wait_s(workers, question, view, costs),
+        alone_s=np.full(len(workers), np.inf) if question.best_effort else alone_s,
+        wait_s=wait_s,
+        next_end_s=next_end_s,
         pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
         arriving_s=workers.arriving_s * question.arriving + sessions_s(question, view),
         is_prefill_heavy=np.arange(len(workers)) < prefill_heavy,
         passes=passing(question, view),
+        is_trial=is_trial,
     )
 
 
@@ -76,12 +92,13 @@ def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[s
     prefills took what they take on the quickest of its pool; -1 without one.
 
     Who says that it is slow gets nothing that has to be in time, and never learns better: after a start, say, whose
-    first prompt compiled something.
+    first prompt compiled something. So does one that took long to load an adapter, and gets none to load again: what
+    loading takes counts for nothing here, and is over for those that come next.
     """
     workers, fixed = view.candidates, view.candidates.fixed
     least: dict[str, Any] = {
         name: np.full(len(workers), getattr(fixed, name).min(initial=np.inf)) for name in _PREFILL_COSTS
-    }
+    } | {"adapter_load_s": np.zeros(len(workers))}
     quickest = replace(view, candidates=replace(workers, fixed=replace(fixed, **least)))
     is_new = np.array([each.worker_id not in tried for each in workers.workers], dtype=np.bool_)
     is_idle = passing(question, view) & (workers.in_flight_requests == 0) & is_new
@@ -90,9 +107,10 @@ def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[s
     return row if own_s[row] <= ttft_s else -1
 
 
-def _wait_s(workers: Candidates, question: Question, view: PoolView, costs: DecodeCosts) -> Floats:
-    """Until so much has ended that there is a place and memory: answers end one after the other, each after as many
-    steps as it has tokens. Where none decodes yet, those that will have come together, and end so."""
+def _waits_s(workers: Candidates, question: Question, view: PoolView, costs: DecodeCosts) -> tuple[Floats, Floats]:
+    """Until so much has ended that there is a place and memory, and until the next answer ends: they end one after the
+    other, each after as many steps as it has tokens. Where none decodes yet, those that will have come together, and
+    end so."""
     fixed = workers.fixed
     decode = workers.decoding > 0
     together = np.minimum(workers.coming, fixed.max_running_requests)
@@ -109,4 +127,4 @@ def _wait_s(workers: Candidates, question: Question, view: PoolView, costs: Deco
     missing = np.where(fixed.total_tokens > 0, missing, 0.0)
     rounds = np.maximum(places, missing / np.maximum(context, 1.0)) / at_a_time
     wait_s: Floats = np.where(decode, rounds, np.ceil(rounds)) * lasting_s
-    return wait_s
+    return wait_s, lasting_s / at_a_time

@@ -14,7 +14,9 @@ work at a price (what a hit saves is saved for all that come after), a pull, and
 open there will bring. A first token that is late beside
 decodes misses one more: the worker's bound yields to it, and the decodes miss their TPOT, too. Where no way is expected
 in time the request is better refused at once, it would only make others late: in time is TTFT, and for a prompt that
-takes an idle worker longer, as long a wait and then what it takes (docs/decisions/0073).
+takes an idle worker longer, as long a wait and then what it takes (docs/decisions/0073). Where nothing waits anywhere
+nobody is refused for the time that decodes take: it would be no other when it came back. So is a request with which
+all workers would miss TPOT, and not alone: it comes back when an answer has ended.
 """
 
 from collections.abc import Sequence
@@ -31,14 +33,17 @@ from control_plane.model.worker_snapshot import WorkerSnapshot
 _WORK_PRICE = 2.0
 # Of a worker's time, what is left for prompts at least: a bound always computes some.
 _LEAST_PHI = 0.1
+_TINY_S = 1e-12
 # Of a prompt, the cached share above which a worker holds its conversation.
 _HELD = 0.5
 # What a decode worker's load is worth beside a step as long as the bound: its queue of prompts or a pull as long as the
-# TTFT objective; that it is to decode little; a step beyond the bound; and too little memory.
+# TTFT objective; that it is to decode little; a step beyond the bound; and all that the answer may lose without missing
+# TPOT, while it waits for a place or for memory: what waits costs others, too, and forecasts of it err most.
 _QUEUE_PRICE = 1.0
 _HEAVY_PRICE = 2.0
 _EXCESS_PRICE = 10.0
-_NO_ROOM_PRICE = 100.0
+_WAIT_PRICE = 40.0
+_MOST_WAIT_PRICE = 100.0
 
 
 class Way(StrEnum):
@@ -72,25 +77,35 @@ class BothView:
 
     workers: Sequence[WorkerSnapshot]
     prompt_tokens: int
+    answer_tokens: int
     # Of the prompt, in either tier, and of that in host memory.
     cached_tokens: Floats
     host_tokens: Floats
     # Engine time of the request's own prefill, and of those before it.
     own_s: Floats
     queue_s: Floats
-    # Of a step of what decodes there now; with what will once it is prefilled, and with this request.
+    # Of a step of what decodes there now; with what will once it is prefilled, and with this request; and with it
+    # alone.
     step_s: Floats
     step_with_s: Floats
-    # Until there is a place in the batch, and memory.
+    # Without end for those who are not refused for their pace.
+    alone_s: Floats
+    # Until there is a place in the batch, and memory; and until the next answer ends.
     wait_s: Floats
+    next_end_s: Floats
     # Of the prompt's KV, from another worker.
     pull_s: Floats
     # To a session, engine time of the prompts of sessions there that still arrive: no first token waits for it.
     arriving_s: Floats
+    # Engine time of the prompt tokens that any step computes, whatever decodes.
+    least_s: Floats
     # It is to decode little.
     is_prefill_heavy: NDArray[np.bool_]
     # It may get the request.
     passes: NDArray[np.bool_]
+    # It says that its steps are too long for anybody and decodes nothing, so that it could not learn better: its steps
+    # are taken for those of the quickest.
+    is_trial: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +135,9 @@ class Refusal:
 
 def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     """All that there are, best first; ties by row."""
-    phi = share_for_prompts(view.step_s, objectives)
-    compute_s = view.own_s / phi
-    ttft_s = view.wait_s + view.queue_s / phi + compute_s
+    phi = share_for_prompts(view.step_s, objectives, view.least_s)
+    compute_s, queue_s = _or_never(view.own_s / phi), _or_never(view.queue_s / phi)
+    ttft_s = view.wait_s + queue_s + compute_s
     is_late = ttft_s > objectives.planned_ttft_s
     late = is_late.astype(int) + (is_late & (view.step_s > 0))
     is_over = view.step_with_s > objectives.step_s
@@ -133,16 +148,18 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     # Where no other may get the request, one that is to decode little does.
     others_pass = bool((view.passes & ~view.is_prefill_heavy).any())
     due_s = _due_s(view, compute_s, objectives)
+    if others_are_over and (view.passes & (view.alone_s <= objectives.step_s)).any():
+        due_s = np.minimum(due_s, ttft_s - np.maximum(view.next_end_s, _TINY_S))
     found = []
     for row in np.flatnonzero(view.passes).tolist():
         common = (row, view.workers[row])
         whole = Way.APPEND if holds[row] else Way.WHOLE
         takes = float(ttft_s[row]), float(compute_s[row]), float(view.step_with_s[row])
-        missed = int(late[row])
+        missed, row_due_s = int(late[row]), float(due_s[row])
         if not (view.is_prefill_heavy[row] and others_pass):
-            found.append(Choice(*common, whole, *takes, missed + int(is_over[row]), float(cost_s[row]), due_s))
+            found.append(Choice(*common, whole, *takes, missed + int(is_over[row]), float(cost_s[row]), row_due_s))
         apart_s = float(cost_s[row] + view.pull_s[row])
-        found.append(Choice(*common, Way.APART, *takes, missed + others_are_over, apart_s, due_s))
+        found.append(Choice(*common, Way.APART, *takes, missed + others_are_over, apart_s, row_due_s))
     found.sort(key=lambda choice: (choice.missed, choice.cost_s))
     return found
 
@@ -156,28 +173,39 @@ def decide(found: Sequence[Choice], *, refuses: bool = True) -> Choice | Refusal
     if not refuses:
         return best
     in_time = next((each for each in found if each.ttft_s <= each.due_s), None)
-    return in_time or Refusal(best, min(each.ttft_s for each in found) - best.due_s)
+    return in_time or Refusal(best, min(each.ttft_s - each.due_s for each in found))
 
 
-def share_for_prompts(step_s: Floats, objectives: Objectives) -> Floats:
-    """phi, of each worker."""
+def share_for_prompts(step_s: Floats, objectives: Objectives, least_s: "Floats | float" = 0.0) -> Floats:
+    """phi, of each worker. least_s: see `BothView`."""
     phi: Floats = np.clip(1.0 - step_s / objectives.step_s, _LEAST_PHI, 1.0)
-    return phi
+    some: Floats = least_s / np.maximum(step_s + least_s, _TINY_S)
+    return np.maximum(phi, some)
 
 
-def _due_s(view: BothView, compute_s: Floats, objectives: Objectives) -> float:
-    """By when the first token has to be expected.
+def _or_never(seconds: Floats) -> Floats:
+    """Where measurements are beyond all measure, and come to no number."""
+    return np.where(np.isnan(seconds), np.inf, seconds)
+
+
+def _due_s(view: BothView, compute_s: Floats, objectives: Objectives) -> Floats:
+    """By when the first token has to be expected, on each worker.
 
     A prompt that takes an idle worker longer than TTFT is late anyway: it may wait for as long as that and then take
     what it takes, on a prefill-heavy worker as on an idle one. Computed sooner it would make others late. Where nothing
-    waits it is not refused.
+    waits it is not refused, nor is a prompt that would be in time there but for what decodes.
     """
+    planned_s = objectives.planned_ttft_s
     idle_s = float(view.own_s[view.passes].min(initial=np.inf))
-    if not objectives.planned_ttft_s < idle_s < np.inf:
-        return objectives.planned_ttft_s
-    now_s = float(compute_s[view.passes].min())
-    alone = (view.passes & view.is_prefill_heavy).any()
-    return max(objectives.planned_ttft_s + (idle_s if alone else now_s), now_s)
+    due_s = planned_s
+    if planned_s < idle_s < np.inf:
+        now_s = float(compute_s[view.passes].min())
+        alone = (view.passes & view.is_prefill_heavy).any()
+        due_s = max(planned_s + (idle_s if alone else now_s), now_s)
+    waits_s = view.queue_s + view.wait_s
+    if (waits_s[view.passes] > 0).any():
+        return np.full(len(waits_s), due_s)
+    return np.where(view.own_s <= planned_s, np.maximum(due_s, compute_s), due_s)
 
 
 def bind(view: BothView, objectives: Objectives, source: str) -> int:
@@ -196,12 +224,15 @@ def decode_loads(view: BothView, objectives: Objectives, source: str) -> Floats:
     """What `bind` weighs, of each worker."""
     is_away = np.array([each.worker_id != source for each in view.workers])
     fill = view.step_with_s / objectives.step_s
+    # Of the answer: what it may lose without missing TPOT.
+    pace_s = np.maximum(objectives.tpot_s - view.step_with_s, objectives.tpot_s - objectives.step_s)
+    slack_s = pace_s * max(view.answer_tokens, 1)
     load: Floats = (
         fill
         + np.where(fill > 1, _EXCESS_PRICE * fill, 0.0)
         + _QUEUE_PRICE * view.queue_s / objectives.ttft_s
         + np.where(is_away, view.pull_s / objectives.ttft_s, 0.0)
         + np.where(view.is_prefill_heavy, _HEAVY_PRICE, 0.0)
-        + np.where(view.wait_s > 0, _NO_ROOM_PRICE, 0.0)
+        + np.minimum(_WAIT_PRICE * view.wait_s / slack_s, _MOST_WAIT_PRICE)
     )
     return load

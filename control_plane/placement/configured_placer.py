@@ -22,7 +22,7 @@ def configured_placer(
 ) -> Placer:
     """rng: by the configured seed."""
     make: Callable[..., Placer] = Placer
-    if config.placement.policy == OBJECTIVES:
+    if config.placement_policy == OBJECTIVES:
         objectives, section = config.objectives, config.placement.by_objectives
         keeps = Objectives(objectives.ttft_s, objectives.tpot_s)
         rules = BothRules(keeps, None, section.prefill_heavy, section.refuses, objectives.best_effort.ttft_s)

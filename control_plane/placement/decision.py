@@ -73,7 +73,7 @@ class Rules:
     @classmethod
     def of(cls, settings: PlacementSection) -> "Rules":
         # Placement by the objectives asks none of them.
-        policy = _OURS if settings.policy == "objectives" else settings.policy
+        policy = _OURS if settings.policy in ("default", "objectives") else settings.policy
         given = {wire.POOL_PREFILL: settings.prefill_weights, wire.POOL_DECODE: settings.decode_weights}
         weights = {pool: each.model_dump() if policy == _OURS else None for pool, each in given.items()}
         return cls(

@@ -6,7 +6,7 @@ decode worker at its first token. A request that no choice is in time for is ref
 is answered. It is not refused for prompts that engines compute after it: see `fleet.tenant_lines`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,8 @@ _TRY_AGAIN_S = 60.0
 class BothRules:
     """objectives: of those that are not best effort. costs: of steps that decode; None: as each worker has measured
     them. prefill_heavy: share of the workers; None: as many as what is asked for needs. refuses: what cannot keep TTFT.
-    best_effort_ttft_s: None: that of the others. choices: all that there are for a request, best first."""
+    best_effort_ttft_s: None: that of the others. choices: all that there are for a request, best first.
+    bounds_are_exact: answers become as long as they may, as in a simulation."""
 
     objectives: Objectives
     costs: DecodeCosts | None = None
@@ -52,6 +53,7 @@ class BothRules:
     refuses: bool = True
     best_effort_ttft_s: float | None = None
     choices: Callable[[BothView, Objectives], list[Choice]] = by_objective.choices
+    bounds_are_exact: bool = False
 
     def objectives_of(self, *, best_effort: bool) -> Objectives:
         """A step is of all who decode in it, so that its bound is the same for both."""
@@ -77,7 +79,7 @@ class ObjectivePlacer(Placer):
         super().__init__(*of_placer, **named)
         self.both = both
         self.roles = Roles(both.prefill_heavy)
-        self.answers = AnswerLengths()
+        self.answers = AnswerLengths(bounds_are_exact=both.bounds_are_exact)
         self._returns = ReturnTimes()
         # Workers that were to be late with what they got, and when; those that say that they are slow among them.
         self._tried: dict[str, float] = {}
@@ -88,7 +90,8 @@ class ObjectivePlacer(Placer):
         view = self._both_view(asks)
         # What still arrives is prefilled meanwhile, not where it decodes once it is whole.
         ways = tuple(Way) if is_whole else (Way.APART,)
-        begins = is_whole and job.may_be_refused and not job.emitted
+        # Where hits are not known forecasts are too long.
+        begins = is_whole and job.may_be_refused and not job.emitted and not asks.pool.is_stale
         choice, found = self._decided(asks, view, ways, refuses=self.both.refuses and begins)
         where = choice.worker.worker_id if isinstance(choice, Choice) and choice.way is Way.APART else ""
         self.log.weighed(job.request_id, job.tenant, _outcome(choice), found, where)
@@ -96,7 +99,7 @@ class ObjectivePlacer(Placer):
             asked = class_of(job.priority)
             self.counts.refused[asked] += 1
             raise OverloadedError(
-                f"no worker is expected to have the first token in time, by {self._says_ttft(asked)} s",
+                self._says_why(choice, asked),
                 retry_after_ms=round(self._told_s(asks, choice, found) * 1000) + 1,
             )
         if choice is None:
@@ -104,8 +107,8 @@ class ObjectivePlacer(Placer):
         self.counts.ways[choice.way] += 1
         return self._taken(job, view, choice) if choice.way is Way.APART else None
 
-    def completed(self, job: Job, tokens: int) -> None:
-        self.answers.completed(job.max_tokens, tokens)
+    def answered(self, job: Job, tokens: int) -> None:
+        self.answers.ended(job.max_tokens, tokens)
 
     def keep(self, job: Job) -> None:
         arrived = job.prompt_changes
@@ -163,9 +166,7 @@ class ObjectivePlacer(Placer):
         if not isinstance(choice, Refusal):
             return choice, found
         objectives = self.both.objectives_of(best_effort=asks.question.best_effort)
-        now_s = self._now_s()
-        self._tried = {each: at_s for each, at_s in self._tried.items() if now_s - at_s < _TRY_AGAIN_S}
-        row = to_try(asks.pool, asks.question, objectives.planned_ttft_s, self._tried)
+        row = to_try(asks.pool, asks.question, objectives.planned_ttft_s, self._tried_of_late())
         worker = asks.pool.candidates.workers[row] if row >= 0 else None
         return next((each for each in found if each.worker == worker), choice), found
 
@@ -186,6 +187,8 @@ class ObjectivePlacer(Placer):
         if row < 0:
             return None
         worker = view.workers[row]
+        if view.is_trial[row]:
+            self._tried[worker.worker_id] = self._now_s()
         self.counts.bound += 1
         self.counts.bound_elsewhere += worker.worker_id != source
         self.log.bound(job.request_id, job.tenant, worker.worker_id)
@@ -198,11 +201,14 @@ class ObjectivePlacer(Placer):
         objectives = self.both.objectives_of(best_effort=asks.question.best_effort)
         return [each for each in self.both.choices(view, objectives) if each.way in ways]
 
-    def _says_ttft(self, asked: RequestClass) -> str:
-        """The key that says it, and its value."""
+    def _says_why(self, refusal: Refusal, asked: RequestClass) -> str:
+        """With the key of the objective, and its value."""
         best_effort = asked is RequestClass.BEST_EFFORT and self.both.best_effort_ttft_s is not None
+        objectives = self.both.objectives_of(best_effort=best_effort)
+        if refusal.best.ttft_s <= objectives.planned_ttft_s:
+            return f"no worker is expected to keep objectives.tpot_s with one request more: {objectives.tpot_s:g} s"
         key = "objectives.best_effort.ttft_s" if best_effort else "objectives.ttft_s"
-        return f"{key}: {self.both.objectives_of(best_effort=best_effort).ttft_s:g}"
+        return f"no worker is expected to have the first token in time, by {key}: {objectives.ttft_s:g} s"
 
     def _question(
         self,
@@ -230,7 +236,13 @@ class ObjectivePlacer(Placer):
     def _both_view(self, asks: _Asks, behind: "Floats | None" = None) -> BothView:
         """behind: None: all that waits is before it."""
         heavy = self.roles.heavy(len(asks.pool.candidates))
-        return both_view(asks.pool, asks.question, self.both.costs, self.both.objectives, heavy, behind)
+        objectives, tried = self.both.objectives, self._tried_of_late()
+        return both_view(asks.pool, asks.question, self.both.costs, objectives, heavy, behind, tried)
+
+    def _tried_of_late(self) -> Container[str]:
+        now_s = self._now_s()
+        self._tried = {each: at_s for each, at_s in self._tried.items() if now_s - at_s < _TRY_AGAIN_S}
+        return self._tried
 
     def _look_at_roles(self, workers: Candidates) -> None:
         costs = self.both.costs or DecodeCosts.measured(workers.fixed)
@@ -244,7 +256,8 @@ class ObjectivePlacer(Placer):
         self.counts.prefill_heavy = self.roles.heavy(len(workers))
 
     def _taken(self, job: Job, view: BothView, choice: Choice) -> Placement:
-        if choice.ttft_s > choice.due_s:
+        decodes_there = choice.way is not Way.APART and view.is_trial[choice.row]
+        if decodes_there or choice.ttft_s > choice.due_s:
             self._tried[choice.worker.worker_id] = self._now_s()
         return self._placement(job, view, choice.row, choice.way)
 

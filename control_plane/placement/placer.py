@@ -88,8 +88,8 @@ class Placer:
         if len(keys):
             self._index.record_access(keys)
 
-    def completed(self, job: Job, tokens: int) -> None:
-        """The whole answer has so many."""
+    def answered(self, job: Job, tokens: int) -> None:
+        """The answer has ended with so many, one or more: it is whole, or its client has left."""
 
     def route(self, job: Job, *, is_whole: bool) -> Placement | None:
         """The first decision on a request: where it is prefilled, or None where the decode pool computes the prompt.

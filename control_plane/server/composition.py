@@ -211,7 +211,7 @@ def _arrivals(
     config: RachisConfig, rates: SharedRates, adapters: Adapters, access: Access, placer: Placer, ports: RouterPorts
 ) -> Arrivals:
     limits, parts = config.router, (_grammars(config, ports), rates, ports.now_s, ports.lifecycle, ports.job)
-    decisions = partial(decisions_on, placer.log, config.placement.policy)
+    decisions = partial(decisions_on, placer.log, config.placement_policy)
     traces = traces_of(config.tracing, config.objectives.by_class, decisions, ports.now_s)
     return Arrivals(limits.request_timeout_s, limits.send_timeout_s, *parts, adapters.known, access, traces)
 
@@ -349,7 +349,7 @@ def _queries(
     check: IndexCheck,
     rules: QueryRules,
 ) -> IndexQueries:
-    health, policy = prefixes.claims.health, config.placement.policy
+    health, policy = prefixes.claims.health, config.placement_policy
     index = _index_ports(prefixes)
     return IndexQueries(membership, index, placer, tokenizer, check, health=health, policy=policy, rules=rules)
 

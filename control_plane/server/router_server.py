@@ -191,7 +191,7 @@ class RouterServer:
         self._background.start(self._watch_health())
         self._background.start(parts.prefixes.claims.follow())
         self._background.start(parts.prefixes.accesses.follow())
-        if self._config.placement.replication and self._config.placement.policy == "hotness":
+        if self._config.placement.replication and self._config.placement_policy == "hotness":
             self._background.start(parts.replicator.run())
 
     async def stop(self) -> None:

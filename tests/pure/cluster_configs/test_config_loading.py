@@ -202,6 +202,23 @@ def test_placement_by_the_objectives_needs_workers_that_do_both_and_both_objecti
     load(profile="cpu-shared", flags={"objectives.tpot_s": 0.05, "placement.policy": "objectives"})
 
 
+@pytest.mark.parametrize(
+    ("profile", "flags", "policy"),
+    [
+        ("cpu-shared", {"objectives.tpot_s": 0.05}, "objectives"),
+        ("cpu-shared", {}, "hotness"),
+        (None, {"objectives.tpot_s": 0.05}, "hotness"),
+        ("cpu-shared", {"objectives.tpot_s": 0.05, "placement.disaggregation": "always"}, "hotness"),
+        ("cpu-shared", {"objectives.tpot_s": 0.05, "placement.policy": "hotness"}, "hotness"),
+        (None, {"placement.policy": "random"}, "random"),
+    ],
+)
+def test_workers_that_do_both_are_placed_by_the_objectives_that_are_set(
+    profile: str | None, flags: dict[str, Any], policy: str
+) -> None:
+    assert load(profile=profile, flags=flags).config.placement_policy == policy
+
+
 def test_gpus_are_asked_for_of_the_pools_in_use_alone() -> None:
     flags = {"pools.shared.workers": 2, "pools.prefill.workers": 0, "pools.decode.workers": 0}
     with pytest.raises(ConfigError, match=r"pools\.shared\.gpus_per_worker must be above 0"):

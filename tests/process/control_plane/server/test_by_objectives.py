@@ -68,6 +68,21 @@ async def test_a_whole_prompt_stays_whole_and_the_ways_are_explained(
     assert isinstance(placer, ObjectivePlacer) and placer.answers.count == 1
 
 
+async def test_an_answer_whose_client_leaves_counts_with_what_it_has_become(empty: Cluster) -> None:
+    cluster = await cluster_of(empty)
+    for worker in cluster.workers:
+        worker.engine.hold_before(2)
+    call = cluster.call()
+    await call.read()
+    call.cancel()
+    placer = cluster.parts.placer
+    assert isinstance(placer, ObjectivePlacer)
+    await until(lambda: placer.answers.count == 1)
+    for worker in cluster.workers:
+        worker.engine.resume()
+    await cluster.ends_with({State.CANCELLED: 1})
+
+
 async def test_what_no_worker_can_begin_in_time_is_refused_before_it_waits(empty: Cluster) -> None:
     cluster = await cluster_of(empty, prefill_s_per_token=0.37)
     for worker in cluster.workers:

@@ -64,6 +64,15 @@ PLANTED = (
         pools__prefill__workers=1,
         pools__decode__workers=1,
     ),
+    *(
+        in_vain(
+            f"placement.{pool}_weights.{term}",
+            "placement.policy hotness alone has",
+            **{f"placement__{pool}_weights__{term}": 4.0, "placement__policy": "random"},
+        )
+        for pool, terms in (("prefill", ("ttft",)), ("decode", ("affinity", "pull", "room", "memory", "adapter")))
+        for term in terms
+    ),
     in_vain(
         "placement.replication_load",
         "only placement.policy hotness copies any",

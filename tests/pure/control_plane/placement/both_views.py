@@ -16,8 +16,11 @@ COLUMNS = {
     "own_s": 0.1,
     "queue_s": 0.0,
     "step_s": 0.0,
+    "least_s": 0.0,
     "step_with_s": 0.01,
+    "alone_s": 0.01,
     "wait_s": 0.0,
+    "next_end_s": 0.5,
     "pull_s": 0.02,
     "arriving_s": 0.0,
 }
@@ -31,8 +34,10 @@ def view(*workers: dict[str, float]) -> BothView:
     return BothView(
         workers=[WorkerSnapshot(WorkerId(f"w{row}"), 1, DECODE, f"host:{row}") for row in range(len(workers))],
         prompt_tokens=1000,
+        answer_tokens=100,
         is_prefill_heavy=np.array([bool(each.get("heavy", 0)) for each in workers]),
         passes=np.array([bool(each.get("passes", 1)) for each in workers]),
+        is_trial=np.zeros(len(workers), dtype=np.bool_),
         **columns,
     )
 

@@ -128,8 +128,47 @@ def test_a_prefill_heavy_worker_computes_whole_requests_where_no_other_may_get_t
     assert {each.way for each in choices(view(heavy, {}), OBJECTIVES) if each.row == 0} == {Way.APART}
 
 
-def test_a_choice_that_keeps_ttft_but_not_tpot_is_no_reason_to_refuse() -> None:
-    assert taken({"step_with_s": 0.09}) == ("w0", Way.WHOLE)
+def refusal(*workers: dict[str, float]) -> Refusal:
+    found = decide(choices(view(*workers), OBJECTIVES))
+    assert isinstance(found, Refusal)
+    return found
+
+
+def test_a_request_with_which_all_would_miss_tpot_comes_back_when_an_answer_has_ended() -> None:
+    full = {"step_with_s": 0.081, "next_end_s": 0.4}
+    assert refusal(full, full | {"next_end_s": 0.3}).retry_after_s == pytest.approx(0.3)
+    assert refusal(full | {"queue_s": 2.0}).retry_after_s == pytest.approx(2.1 - 0.95), "it would be late as well"
+    assert taken(full, {"queue_s": 0.5}) == ("w0", Way.APART), "the other one decodes it"
+    assert taken(full, full, refuses=False) == ("w0", Way.WHOLE)
+
+
+@pytest.mark.parametrize("alone_s", [0.081, float("inf")])
+def test_who_misses_tpot_alone_as_well_is_not_refused_for_it(alone_s: float) -> None:
+    assert taken({"step_with_s": 0.09, "alone_s": alone_s}) == ("w0", Way.WHOLE)
+
+
+def test_what_is_late_for_what_decodes_alone_is_not_refused() -> None:
+    """Half a second beside decodes that leave a quarter: it would be no other when it came back."""
+    beside = {"own_s": 0.5, "step_s": 0.06}
+    assert taken(beside, beside) == ("w0", Way.WHOLE)
+    assert refusal(beside, beside | {"queue_s": 0.01}).retry_after_s == pytest.approx(2.0 - 0.95)
+    assert refusal(beside | {"wait_s": 0.1}).retry_after_s == pytest.approx(2.1 - 0.95)
+
+
+def test_a_worker_that_is_slow_by_itself_has_nobody_wait_longer() -> None:
+    slow = {"own_s": 30.0}
+    assert refusal(slow, {"queue_s": 1.0}).retry_after_s == pytest.approx(1.1 - 0.95)
+
+
+def test_what_any_step_computes_is_left_for_prompts() -> None:
+    step_s, least_s = np.array([0.06, 0.08, 0.0]), np.array([0.06, 0.001, 0.0])
+    assert share_for_prompts(step_s, OBJECTIVES, least_s) == pytest.approx([0.5, 0.1, 1.0])
+
+
+def test_a_worker_whose_figures_are_none_comes_last() -> None:
+    never = {"own_s": float("nan"), "queue_s": float("inf")}
+    assert taken(never, {"queue_s": 0.5}) == ("w1", Way.WHOLE)
+    assert refusal(never, {"queue_s": 2.0}).retry_after_s == pytest.approx(2.1 - 0.95)
 
 
 def test_who_may_not_get_the_request_is_no_choice() -> None:
@@ -142,7 +181,10 @@ BINDINGS: dict[str, tuple[list[dict[str, float]], str, int]] = {
     "elsewhere, if decodes are much slower there": ([{}, {"step_with_s": 0.07}, {}], "w1", 0),
     "not where prompts wait": ([{"queue_s": 0.9}, {"step_with_s": 0.07}, {"step_with_s": 0.02}], "w1", 2),
     "not where a step would exceed the bound": ([{"step_with_s": 0.081}, {"queue_s": 0.9}], "w0", 1),
-    "not where there is no memory": ([{"wait_s": 0.1}, {"step_with_s": 0.3}], "w0", 1),
+    "not where it waits for a place, while another one has room": ([{"wait_s": 0.5}, {"step_with_s": 0.08}], "w0", 1),
+    "where it waits, rather than where others miss TPOT": ([{"wait_s": 0.5}, {"step_with_s": 0.09}], "w0", 0),
+    "where it waits, rather than where prompts are to be computed": ([{"wait_s": 0.4}, {"heavy": 1}], "w0", 0),
+    "but not for long": ([{"wait_s": 0.9}, {"heavy": 1}], "w0", 1),
     "not on a worker that is to decode little": ([{"heavy": 1}, {"step_with_s": 0.03}], "w0", 1),
     "nowhere, if none may": ([{"passes": 0}], "w0", -1),
 }

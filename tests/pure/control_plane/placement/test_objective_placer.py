@@ -274,9 +274,24 @@ def test_without_given_costs_each_worker_counts_by_what_it_has_measured() -> Non
     for name, costs in (("d0", slow), ("d1", quick)):
         costs.prefill_s_per_token = 1e-3
         world.costs(name, costs)
+
+    def where() -> str:
+        placement = placer.place(world.job(prompt(1)), DECODE, prefills=True)
+        assert placement is not None
+        return placement.worker.worker_id
+
+    assert where() == "d0", "it decodes nothing, and may be as quick as the other by now"
     best, *_, worst = placer.weighed(world.job(prompt(1)))
     assert (best.worker.worker_id, best.missed) == ("d1", 0) and best.step_s == pytest.approx(0.01)
     assert (worst.worker.worker_id, worst.missed) == ("d0", 1) and worst.step_s == pytest.approx(0.09)
+    assert [where() for _ in range(3)] == ["d1"] * 3
+    world.now_s += 60.0
+    assert [where() for _ in range(3)] == ["d0", "d1", "d1"], "once a minute"
+    prefilled = world.job(prompt(2))
+    prefilled.prefilled_by = "d1"
+    world.now_s += 60.0
+    bound = [placer.place(prefilled, DECODE) for _ in range(2)]
+    assert [each and each.worker.worker_id for each in bound] == ["d1", "d1"], "a pull is no reason to try"
 
 
 def test_a_prompt_that_still_comes_is_prefilled_apart_and_never_where_it_has_to_be_whole_first() -> None:
