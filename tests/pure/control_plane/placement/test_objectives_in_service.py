@@ -10,7 +10,6 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import OverloadedError
 from control_plane.fleet.loads import Load
 from control_plane.model.job import Job
-from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.by_objective import Objectives, Way
 from control_plane.placement.explanation import explained
 from control_plane.placement.flight import Flight
@@ -197,71 +196,6 @@ def test_answers_are_planned_for_as_long_as_they_become() -> None:
     said.emitted, said.migrations = [7] * 1000, 1
     placement = placer.place(said, DECODE, prefills=True)
     assert placement is not None and placement.work.answer_tokens == 1000, "it may become twice as long"
-
-
-@pytest.mark.parametrize("tokens", [0, 500])
-def test_a_router_that_has_just_begun_refuses_nobody_for_what_an_answer_might_become(tokens: int) -> None:
-    """Bounds of 31,000 tokens, workers with memory for 20,000; of earlier answers of another bound it may know."""
-    world, placer = placed_by(Objectives(5.0, 0.1))
-    for name in ("d0", "d1"):
-        world.blocks(name, 20_000 // CHUNK)
-    for _ in range(32 if tokens else 0):
-        placer.answered(world.job(prompt(1)), tokens)
-    for number in range(20):
-        job = world.job(prompt(number))
-        job.sampling.max_tokens = 31_000
-        assert placer.route(job, is_whole=True) is None
-        placement = placer.place(job, DECODE, prefills=True)
-        assert placement is not None and placement.work.answer_tokens == 1024
-        placer.begin(placement)
-
-
-def test_without_hits_nobody_is_refused() -> None:
-    world, placer = placed_by(Objectives(1.0, 0.1))
-    busy(world, placer, prompts=20)
-    refused(world, placer, 1)
-    world.is_stale = True
-    assert placer.route(world.job(prompt(1)), is_whole=True) is None
-
-
-def test_a_worker_that_took_long_to_load_an_adapter_is_tried_before_anybody_is_refused() -> None:
-    world, placer = placed_by(Objectives(1.0, 0.1), costs=None)
-    for name in ("d0", "d1"):
-        world.costs(name, wire.WorkerCosts(prefill_s_per_token=1e-3, decode_s=0.01, adapter_load_s=6.0))
-    adapter = wire.Adapter(name="a", path="/a", digest="digest")
-    records = [member.registration for member in world.membership.members()]
-    next(each for each in records if each.worker_id == "d0").adapters.append("digest")
-    world.membership.replace(records)
-    where = []
-    with pytest.raises(OverloadedError):
-        for number in range(20):
-            job = world.job(prompt(number))
-            job.scope = PrefixScope(adapter=adapter)
-            assert placer.route(job, is_whole=True) is None
-            placement = placer.place(job, DECODE, prefills=True)
-            assert placement is not None
-            placer.begin(placement)
-            where.append(placement.worker.worker_id)
-    assert Counter(where) == {"d0": len(where) - 1, "d1": 1}
-
-
-def test_with_one_request_more_all_would_miss_tpot() -> None:
-    """A step of one takes 10 ms and of each further one 10 ms more, 95 ms are allowed: nine fit on each of two."""
-    world, placer = placed_by(Objectives(5.0, 0.1), costs=None)
-    for name in ("d0", "d1"):
-        world.costs(name, wire.WorkerCosts(prefill_s_per_token=1e-6, decode_s_per_request=0.01))
-    flights = busy(world, placer, prompts=18)
-    for flight in flights:
-        flight.prefilled()
-    with pytest.raises(OverloadedError, match=r"to keep objectives\.tpot_s with one request more: 0\.1 s") as error:
-        placer.route(world.job(prompt(1)), is_whole=True)
-    # Eight tokens of 80 ms each, nine at a time.
-    assert error.value.retry_after_ms == pytest.approx(8 * 90 / 9, rel=0.05)
-    best_effort = world.job(prompt(1))
-    best_effort.priority = 1
-    assert placer.route(best_effort, is_whole=True) is None, "it waits at the engine"
-    flights[0].end()
-    placer.route(world.job(prompt(1)), is_whole=True)
 
 
 def test_a_worker_that_says_it_is_slow_is_tried_again_before_anybody_is_refused() -> None:
