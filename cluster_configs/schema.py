@@ -670,7 +670,9 @@ class ByObjectives(Section):
         "needs, by a slow loop.",
     )
     refuses: bool = Field(
-        True, description="Refuse requests whose first token no worker is expected to have in time, before they wait."
+        True,
+        description="Refuse requests whose first token no worker is expected to have in time, or with which all would "
+        "miss TPOT, before they wait.",
     )
 
 

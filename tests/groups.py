@@ -10,7 +10,9 @@ from pathlib import PurePath
 # Their engines are forked from a server that each worker starts for itself (`tests.engine_process`): two of them do,
 # not all.
 FORKING_ENGINES = {
-    "engines": ("tests/integration/test_real_session_fuzz.py", "tests/integration/test_decode_engine.py"),
+    "engines": tuple(
+        f"tests/integration/test_{name}.py" for name in ("between_steps", "decode_engine", "real_session_fuzz")
+    ),
     "pairs of engines": tuple(
         f"tests/integration/test_{name}.py"
         for name in (

@@ -14,7 +14,6 @@ _OWN = {
     "pools.decode.workers": 0,
     "pools.shared.workers": 4,
     "pools.shared.cpus_per_worker": 0.25,
-    "placement.policy": "objectives",
     "objectives.ttft_s": 10.0,
     "objectives.tpot_s": 0.25,
 }

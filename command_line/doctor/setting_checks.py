@@ -54,6 +54,13 @@ def _cannot_scale(pool: PoolSection) -> bool:
     return pool.autoscale.enabled and pool.autoscale.min_workers == pool.autoscale.max_workers
 
 
+def _one_step_is_too_long(seen: Seen) -> bool:
+    """Of somebody who decodes one request alone, as its worker has measured."""
+    costs = [view.registration.costs for view in seen.of_pool(wire.POOL_DECODE)]
+    longest_s = max((each.decode_s + each.decode_s_per_request for each in costs), default=0.0)
+    return 0 < seen.config.objectives.tpot_s < longest_s
+
+
 def _is_not_asked(weight: str) -> Callable[[Seen], bool]:
     return lambda seen: seen.is_set(weight) and seen.config.placement_policy != "hotness"
 
@@ -65,6 +72,11 @@ _WEIGHTS = (
 
 RULES = (
     *(Rule(key, _is_not_asked(key), "weighs a term that placement.policy hotness alone has") for key in _WEIGHTS),
+    Rule(
+        "objectives.tpot_s",
+        _one_step_is_too_long,
+        "is less than a step that decodes one request takes on a worker: nobody keeps it, and prompts wait for it",
+    ),
     Rule(
         "placement.disaggregation",
         lambda seen: (

@@ -328,7 +328,7 @@ def quick(tmp_path: Path) -> Path:
 
 def test_variants_change_what_they_name_and_nothing_else(quick: Path) -> None:
     ours, theirs = scenario.read(quick, {"workload.requests": 7}).variants
-    assert (ours.name, ours.placement.policy, ours.pools.decode.workers) == ("ours", "hotness", 1)
+    assert (ours.name, ours.placement.policy, ours.pools.decode.workers) == ("ours", "default", 1)
     assert (theirs.name, theirs.placement.policy, theirs.pools.decode.workers) == ("theirs", "round_robin", 2)
     assert theirs.pools.prefill.workers == 1
     assert ours.workload.requests == theirs.workload.requests == 7

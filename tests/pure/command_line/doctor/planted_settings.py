@@ -64,6 +64,15 @@ PLANTED = (
         pools__prefill__workers=1,
         pools__decode__workers=1,
     ),
+    Planted(
+        "mechanisms",
+        both(
+            configured(objectives__tpot_s=0.03),
+            worker("decode-1", registration__costs__decode_s=0.028, registration__costs__decode_s_per_request=0.003),
+        ),
+        "objectives.tpot_s",
+        "objectives.tpot_s is 0.03: it is less than a step that decodes one request takes on a worker",
+    ),
     *(
         in_vain(
             f"placement.{pool}_weights.{term}",
