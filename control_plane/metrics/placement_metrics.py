@@ -151,7 +151,7 @@ def objective_metrics(counts: PlacementCounts) -> list[Metric]:
         ),
         counters(
             "rachis_placement_refused_total",
-            "Requests refused because no worker was expected to have the first token in time, or to keep TPOT with one more",
+            "Requests refused because no worker was expected to have the first token in time, or to keep TPOT",
             ("class",),
             {(asked.value,): counts.refused[asked] for asked in RequestClass},
         ),
