@@ -148,8 +148,10 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     # Where no other may get the request, one that is to decode little does.
     others_pass = bool((view.passes & ~view.is_prefill_heavy).any())
     due_s = _due_s(view, compute_s, objectives)
-    if others_are_over and (view.passes & (view.alone_s <= objectives.step_s)).any():
-        due_s = np.minimum(due_s, ttft_s - np.maximum(view.next_end_s, _TINY_S))
+    keeps_alone = view.passes & (view.alone_s <= objectives.step_s)
+    if others_are_over and keeps_alone.any():
+        # Where it would miss TPOT alone no answer that ends changes that.
+        due_s = np.minimum(due_s, np.where(keeps_alone, ttft_s - np.maximum(view.next_end_s, _TINY_S), -np.inf))
     found = []
     for row in np.flatnonzero(view.passes).tolist():
         common = (row, view.workers[row])
@@ -173,7 +175,8 @@ def decide(found: Sequence[Choice], *, refuses: bool = True) -> Choice | Refusal
     if not refuses:
         return best
     in_time = next((each for each in found if each.ttft_s <= each.due_s), None)
-    return in_time or Refusal(best, min(each.ttft_s - each.due_s for each in found))
+    late_s = [each.ttft_s - each.due_s for each in found]
+    return in_time or Refusal(best, min((each for each in late_s if each >= 0), default=np.inf))
 
 
 def share_for_prompts(step_s: Floats, objectives: Objectives, least_s: "Floats | float" = 0.0) -> Floats:

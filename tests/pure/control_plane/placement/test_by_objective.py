@@ -137,6 +137,10 @@ def refusal(*workers: dict[str, float]) -> Refusal:
 def test_a_request_with_which_all_would_miss_tpot_comes_back_when_an_answer_has_ended() -> None:
     full = {"step_with_s": 0.081, "next_end_s": 0.4}
     assert refusal(full, full | {"next_end_s": 0.3}).retry_after_s == pytest.approx(0.3)
+    slow = full | {"alone_s": 0.09, "next_end_s": 0.0}
+    assert refusal(slow, full).retry_after_s == pytest.approx(0.4), "nothing decodes there that could end"
+    absurd = full | {"queue_s": float("inf"), "next_end_s": float("inf")}
+    assert refusal(absurd, full).retry_after_s == pytest.approx(0.4)
     assert refusal(full | {"queue_s": 2.0}).retry_after_s == pytest.approx(2.1 - 0.95), "it would be late as well"
     assert taken(full, {"queue_s": 0.5}) == ("w0", Way.APART), "the other one decodes it"
     assert taken(full, full, refuses=False) == ("w0", Way.WHOLE)
