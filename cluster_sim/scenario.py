@@ -22,7 +22,7 @@ from cluster_sim.costs.decode_steps import decode_costs
 from cluster_sim.costs.step_work import CostModel
 from cluster_sim.dispatch_settings import DispatchSettings
 from cluster_sim.engines.engine import SimEngine
-from cluster_sim.engines.light_chunk_bound import ChunkBound
+from cluster_sim.engines.light_chunk_bound import LEAST_TOKENS, ChunkBound
 from cluster_sim.engines.light_engine import LightEngine, LightEngineSettings
 from cluster_sim.worker import PoolSettings
 from cluster_sim.workloads.opening import open_workload
@@ -227,7 +227,7 @@ def _both(scenario: Scenario) -> BothRules | None:
     costs = decode_costs(catalog.load(decode.cost_model or scenario.cost_model), decode.max_running_requests)
     choices = _CHOICES[section.rule]
     rules = objectives, costs, section.prefill_heavy, section.refuses
-    return BothRules(*rules, choices=choices, bounds_are_exact=True)
+    return BothRules(*rules, choices=choices, bounds_are_exact=True, least_tokens=LEAST_TOKENS)
 
 
 def _pool(scenario: Scenario, name: str, section: PoolSection, block_tokens: int) -> PoolSettings:

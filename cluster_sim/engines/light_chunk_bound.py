@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from cluster_sim.engines.light_request import LightRequest
 from decode_worker.step_bound import ALPHA, PromptWork, StepRoom, bounded_chunk, spare_s
 
+# Of prompts, in any step.
+LEAST_TOKENS = 128
 # Of the prompts that wait, how many the bound looks at; the service's looks at as many.
 SEEN_WAITING = 64
 
@@ -23,7 +25,7 @@ class ChunkBound:
     tpot_s: float
     ttft_s: float = math.inf
     alpha: float = ALPHA
-    least_tokens: int = 128
+    least_tokens: int = LEAST_TOKENS
 
     def tokens(
         self,

@@ -57,8 +57,8 @@ def _cannot_scale(pool: PoolSection) -> bool:
 def _one_step_is_too_long(seen: Seen) -> bool:
     """Of somebody who decodes one request alone, as its worker has measured."""
     costs = [view.registration.costs for view in seen.of_pool(wire.POOL_DECODE)]
-    longest_s = max((each.decode_s + each.decode_s_per_request for each in costs), default=0.0)
-    return 0 < seen.config.objectives.tpot_s < longest_s
+    measured_s = [each.decode_s + each.decode_s_per_request for each in costs]
+    return 0 < seen.config.objectives.tpot_s < min(filter(None, measured_s), default=0.0)
 
 
 def _is_not_asked(weight: str) -> Callable[[Seen], bool]:
@@ -75,7 +75,7 @@ RULES = (
     Rule(
         "objectives.tpot_s",
         _one_step_is_too_long,
-        "is less than a step that decodes one request takes on a worker: nobody keeps it, and prompts wait for it",
+        "is less than a step that decodes one request takes on any worker: nobody keeps it, and prompts wait for it",
     ),
     Rule(
         "placement.disaggregation",

@@ -93,7 +93,7 @@ class Dispatcher:
             self._now_s,
         )
         waiting: deque[steps.Instruction] = deque(journey.handle(steps.Begun(), self._now_s()))
-        completion_tokens = 0
+        completion_tokens, failed = 0, False
         try:
             while waiting:
                 async with aclosing(calls.carry_out(waiting.popleft())) as events:  # type: ignore[type-var]
@@ -109,13 +109,14 @@ class Dispatcher:
                                     job.lifecycle.trace.enter(TraceStage.COMPLETION, now_s)
                                     yield _completion(job, reason, tokens, now_s)
                                 case steps.Fail():
+                                    failed = True
                                     raise _error_of(instruction)
                                 case _ if not self._done(job, instruction):
                                     waiting.append(instruction)
         finally:
             self.overhead_ms.append(job.own_s * 1000)
             answer_tokens = completion_tokens or len(job.emitted)
-            if answer_tokens:
+            if answer_tokens and not failed:
                 self._placer.answered(job, answer_tokens)
             job.lifecycle.trace.answered = _answered(job, answer_tokens)
             for instruction in journey.handle(steps.Closed(), self._now_s()):

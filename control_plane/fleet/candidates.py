@@ -119,6 +119,8 @@ class Candidates:
     # expected to be computed.
     arriving: Floats
     arriving_s: Floats
+    # Of this router, best effort that decodes or will.
+    best_effort: Floats
     # Of the prompts of a request's class, what engines compute after it; None where nothing is left out.
     behind_s: "Floats | None" = None
 
@@ -228,6 +230,7 @@ def candidates(fixed: Fixed, loads: Floats, now_s: float, others: "Floats | None
         overtaken_tokens=loads[Load.OVERTAKEN_TOKENS] + others[Share.OVERTAKEN_TOKENS],
         arriving=loads[Load.ARRIVING] + others[Share.ARRIVING],
         arriving_s=_arriving_s(loads, now_s),
+        best_effort=loads[Load.BEST_EFFORT],
     )
 
 

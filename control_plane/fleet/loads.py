@@ -57,6 +57,8 @@ class Load(IntEnum):
     ARRIVING = 18
     # What other routers had in its queue at `PROGRESS_S`.
     OTHERS_S = 19
+    # Of those that decode or will, best effort.
+    BEST_EFFORT = 20
 
 
 # Of all prefills in flight, and of those that are not best effort: pending, progress, longest.
@@ -92,7 +94,7 @@ class Work:
     @property
     def prefilled(self) -> "Work":
         """What is left of it then."""
-        return Work(self.tokens, answer_tokens=self.answer_tokens, decodes=self.decodes)
+        return Work(self.tokens, answer_tokens=self.answer_tokens, decodes=self.decodes, best_effort=self.best_effort)
 
     @property
     def pending_s(self) -> float:
@@ -195,6 +197,7 @@ class Loads:
         if not work.decodes:
             return
         load[Load.ANSWER_TOKENS] += sign * work.answer_tokens
+        load[Load.BEST_EFFORT] += sign * work.best_effort
         if work.expected_s:
             load[Load.COMING] += sign
             load[Load.COMING_TOKENS] += sign * work.context_tokens

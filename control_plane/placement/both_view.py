@@ -13,8 +13,9 @@ from control_plane.placement.policy import Question, passing
 from control_plane.placement.terms import prefill_s, sessions_s
 from control_plane.placement.view import PoolView
 
-# Of prompts, in any step: a block, and vLLM's are that long or longer.
-_LEAST_TOKENS = 16
+# Of a worker: decodes beside which one more is never one too many, as forecasts go.
+_FEW = 2
+_TINY_S = 1e-12
 _PREFILL_COSTS = ("prefill_s", "prefill_s_per_token", "prefill_s_per_pair", "load_s_per_token")
 
 
@@ -45,25 +46,34 @@ def both_view(
     prefill_heavy: int,
     behind: "Floats | None" = None,
     tried: Container[str] = (),
+    least_tokens: int = 16,
 ) -> BothView:
     """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name. behind:
     of what waits, what engines compute after it (`Membership.behind`). tried: workers whose steps are as slow as they
-    say: see `BothView.is_trial`."""
+    say: see `BothView.is_trial`. least_tokens: of prompts, that any step computes."""
     workers = view.candidates.before(best_effort=question.best_effort)
     workers = workers if behind is None else workers.without(behind)
     costs = costs or DecodeCosts.measured(workers.fixed)
     step_s = costs.of(workers.decoding, workers.decoding_tokens)
     tokens = question.prompt_tokens + question.max_tokens / 2
     will_decode = workers.decoding + workers.coming + 1, workers.decoding_tokens + workers.coming_tokens + tokens
-    step_with_s, alone_s = costs.of(*will_decode), costs.of(np.ones(len(workers)), np.full(len(workers), tokens))
-    quickest_s = alone_s.min(initial=np.inf)
+    step_with_s = costs.of(*_in_one_step(workers, *will_decode))
+    alone_s = costs.of(np.ones(len(workers)), np.full(len(workers), tokens))
+    passes = passing(question, view)
+    quickest_s = alone_s[passes].min(initial=np.inf)
     is_untried = np.array([each.worker_id not in tried for each in workers.workers], dtype=np.bool_)
     is_slow_alone = (step_with_s > objectives.step_s) & (quickest_s <= objectives.step_s)
     is_trial = is_untried & (will_decode[0] <= 1) & is_slow_alone
     step_with_s = np.where(is_trial, quickest_s, step_with_s)
-    least_s = _LEAST_TOKENS * workers.fixed.prefill_s_per_token
+    least_s = least_tokens * workers.fixed.prefill_s_per_token
     pace = share_for_prompts(step_s, objectives, least_s)
     wait_s, next_end_s = _waits_s(workers, question, view, costs)
+    # Each that ends takes its part of the step with it.
+    part_s = np.maximum((step_with_s - costs.step_s) / will_decode[0], _TINY_S)
+    ends = np.ceil((step_with_s + least_s - objectives.tpot_s) / part_s)
+    # Best effort is never refused for its pace, so that nobody else is where it decodes.
+    is_paced = not question.best_effort and not workers.best_effort[passes].any()
+    is_paced = is_paced and bool((will_decode[0][passes] > _FEW).all())
     pulled = np.maximum(question.prompt_tokens - view.device, 0.0)
     return BothView(
         workers=workers.workers,
@@ -76,13 +86,13 @@ def both_view(
         step_s=step_s,
         least_s=least_s,
         step_with_s=step_with_s,
-        alone_s=np.full(len(workers), np.inf) if question.best_effort else alone_s,
+        alone_s=alone_s if is_paced else np.full(len(workers), np.inf),
         wait_s=wait_s,
-        next_end_s=next_end_s,
+        fits_after_s=next_end_s * np.maximum(ends, 1.0),
         pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
         arriving_s=workers.arriving_s * question.arriving + sessions_s(question, view),
         is_prefill_heavy=np.arange(len(workers)) < prefill_heavy,
-        passes=passing(question, view),
+        passes=passes,
         is_trial=is_trial,
     )
 
@@ -105,6 +115,16 @@ def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[s
     own_s = np.where(is_idle, prefill_s(question, quickest), np.inf)
     row = int(own_s.argmin())
     return row if own_s[row] <= ttft_s else -1
+
+
+def _in_one_step(workers: Candidates, requests: Floats, tokens: Floats) -> tuple[Floats, Floats]:
+    """Of what decodes or will on each worker, so many and with so much context, what one step has: the others wait for
+    a place or for memory."""
+    fixed = workers.fixed
+    places = np.where(fixed.max_running_requests > 0, fixed.max_running_requests, np.inf)
+    memory = np.where(fixed.total_tokens > 0, fixed.total_tokens * requests / np.maximum(tokens, 1.0), np.inf)
+    share = np.minimum(1.0, np.maximum(np.minimum(places, memory), 1.0) / requests)
+    return requests * share, tokens * share
 
 
 def _waits_s(workers: Candidates, question: Question, view: PoolView, costs: DecodeCosts) -> tuple[Floats, Floats]:

@@ -16,7 +16,7 @@ decodes misses one more: the worker's bound yields to it, and the decodes miss t
 in time the request is better refused at once, it would only make others late: in time is TTFT, and for a prompt that
 takes an idle worker longer, as long a wait and then what it takes (docs/decisions/0073). Where nothing waits anywhere
 nobody is refused for the time that decodes take: it would be no other when it came back. So is a request with which
-all workers would miss TPOT, and not alone: it comes back when an answer has ended.
+all workers would miss TPOT, and not alone: it comes back when enough answers have ended.
 """
 
 from collections.abc import Sequence
@@ -90,9 +90,9 @@ class BothView:
     step_with_s: Floats
     # Without end for those who are not refused for their pace.
     alone_s: Floats
-    # Until there is a place in the batch, and memory; and until the next answer ends.
+    # Until there is a place in the batch, and memory; and until so many answers have ended that its step keeps TPOT.
     wait_s: Floats
-    next_end_s: Floats
+    fits_after_s: Floats
     # Of the prompt's KV, from another worker.
     pull_s: Floats
     # To a session, engine time of the prompts of sessions there that still arrive: no first token waits for it.
@@ -123,21 +123,36 @@ class Choice:
     cost_s: float
     # By when the first token has to be expected, somewhere, for the request not to be refused.
     due_s: float
+    # With the request all would miss TPOT, until so long from now; 0 where they would not, or where it is not refused
+    # for that.
+    full_s: float = 0.0
+
+    @property
+    def is_late(self) -> bool:
+        return self.ttft_s > self.due_s
+
+    @property
+    def retry_after_s(self) -> float:
+        """Until it would be no reason to refuse the request, if nothing else came; 0 where it is none now."""
+        late_s = self.ttft_s - self.due_s if self.is_late else 0.0
+        return max(late_s, self.full_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No choice is in time; one will be in `retry_after_s`, if nothing else comes."""
+    """No choice is in time; one will be in `retry_after_s`, if nothing else comes. misses_tpot: one would be in time
+    but for the pace of what decodes."""
 
     best: Choice
     retry_after_s: float
+    misses_tpot: bool = False
 
 
 def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     """All that there are, best first; ties by row."""
     phi = share_for_prompts(view.step_s, objectives, view.least_s)
-    compute_s, queue_s = _or_never(view.own_s / phi), _or_never(view.queue_s / phi)
-    ttft_s = view.wait_s + queue_s + compute_s
+    compute_s = _or_never(view.own_s / phi)
+    ttft_s = _or_never(view.wait_s + view.queue_s / phi + compute_s)
     is_late = ttft_s > objectives.planned_ttft_s
     late = is_late.astype(int) + (is_late & (view.step_s > 0))
     is_over = view.step_with_s > objectives.step_s
@@ -148,20 +163,17 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     # Where no other may get the request, one that is to decode little does.
     others_pass = bool((view.passes & ~view.is_prefill_heavy).any())
     due_s = _due_s(view, compute_s, objectives)
-    keeps_alone = view.passes & (view.alone_s <= objectives.step_s)
-    if others_are_over and keeps_alone.any():
-        # Where it would miss TPOT alone no answer that ends changes that.
-        due_s = np.minimum(due_s, np.where(keeps_alone, ttft_s - np.maximum(view.next_end_s, _TINY_S), -np.inf))
+    full_s = _full_s(view, objectives)
     found = []
     for row in np.flatnonzero(view.passes).tolist():
         common = (row, view.workers[row])
         whole = Way.APPEND if holds[row] else Way.WHOLE
         takes = float(ttft_s[row]), float(compute_s[row]), float(view.step_with_s[row])
-        missed, row_due_s = int(late[row]), float(due_s[row])
+        missed, refused_by = int(late[row]), (float(due_s[row]), float(full_s[row]))
         if not (view.is_prefill_heavy[row] and others_pass):
-            found.append(Choice(*common, whole, *takes, missed + int(is_over[row]), float(cost_s[row]), row_due_s))
+            found.append(Choice(*common, whole, *takes, missed + int(is_over[row]), float(cost_s[row]), *refused_by))
         apart_s = float(cost_s[row] + view.pull_s[row])
-        found.append(Choice(*common, Way.APART, *takes, missed + others_are_over, apart_s, row_due_s))
+        found.append(Choice(*common, Way.APART, *takes, missed + others_are_over, apart_s, *refused_by))
     found.sort(key=lambda choice: (choice.missed, choice.cost_s))
     return found
 
@@ -174,9 +186,9 @@ def decide(found: Sequence[Choice], *, refuses: bool = True) -> Choice | Refusal
     best = found[0]
     if not refuses:
         return best
-    in_time = next((each for each in found if each.ttft_s <= each.due_s), None)
-    late_s = [each.ttft_s - each.due_s for each in found]
-    return in_time or Refusal(best, min((each for each in late_s if each >= 0), default=np.inf))
+    in_time = next((each for each in found if not each.retry_after_s), None)
+    misses_tpot = any(not each.is_late for each in found)
+    return in_time or Refusal(best, min(each.retry_after_s for each in found), misses_tpot)
 
 
 def share_for_prompts(step_s: Floats, objectives: Objectives, least_s: "Floats | float" = 0.0) -> Floats:
@@ -211,6 +223,16 @@ def _due_s(view: BothView, compute_s: Floats, objectives: Objectives) -> Floats:
     return np.where(view.own_s <= planned_s, np.maximum(due_s, compute_s), due_s)
 
 
+def _full_s(view: BothView, objectives: Objectives) -> Floats:
+    """Until so many answers have ended, on each worker, that the request may decode there within TPOT, together with
+    what a step computes of prompts at least; 0 everywhere where it may somewhere, and where it could nowhere alone."""
+    misses = view.step_with_s + view.least_s > objectives.tpot_s
+    keeps_alone = view.passes & (view.alone_s + view.least_s <= objectives.tpot_s)
+    if not (misses | ~view.passes).all() or not keeps_alone.any():
+        return np.zeros(len(misses))
+    return np.where(keeps_alone, np.maximum(view.fits_after_s, _TINY_S), np.inf)
+
+
 def bind(view: BothView, objectives: Objectives, source: str) -> int:
     """The row of the worker that decodes a prompt whose KV lies on `source`; -1 where none may.
 
@@ -230,7 +252,7 @@ def decode_loads(view: BothView, objectives: Objectives, source: str) -> Floats:
     # Of the answer: what it may lose without missing TPOT.
     pace_s = np.maximum(objectives.tpot_s - view.step_with_s, objectives.tpot_s - objectives.step_s)
     slack_s = pace_s * max(view.answer_tokens, 1)
-    load: Floats = (
+    return _or_never(
         fill
         + np.where(fill > 1, _EXCESS_PRICE * fill, 0.0)
         + _QUEUE_PRICE * view.queue_s / objectives.ttft_s
@@ -238,4 +260,3 @@ def decode_loads(view: BothView, objectives: Objectives, source: str) -> Floats:
         + np.where(view.is_prefill_heavy, _HEAVY_PRICE, 0.0)
         + np.minimum(_WAIT_PRICE * view.wait_s / slack_s, _MOST_WAIT_PRICE)
     )
-    return load

@@ -25,7 +25,10 @@ def configured_placer(
     if config.placement_policy == OBJECTIVES:
         objectives, section = config.objectives, config.placement.by_objectives
         keeps = Objectives(objectives.ttft_s, objectives.tpot_s)
-        rules = BothRules(keeps, None, section.prefill_heavy, section.refuses, objectives.best_effort.ttft_s)
+        rules = BothRules(
+            keeps, None, section.prefill_heavy, section.refuses, objectives.best_effort.ttft_s,
+            least_tokens=config.engine.block_size_tokens,
+        )  # fmt: skip
         make = partial(ObjectivePlacer, rules)
     return make(
         membership,

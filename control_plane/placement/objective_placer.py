@@ -45,7 +45,8 @@ class BothRules:
     """objectives: of those that are not best effort. costs: of steps that decode; None: as each worker has measured
     them. prefill_heavy: share of the workers; None: as many as what is asked for needs. refuses: what cannot keep TTFT.
     best_effort_ttft_s: None: that of the others. choices: all that there are for a request, best first.
-    bounds_are_exact: answers become as long as they may, as in a simulation."""
+    bounds_are_exact: answers become as long as they may, as in a simulation.
+    least_tokens: of prompts, that engines compute in any step."""
 
     objectives: Objectives
     costs: DecodeCosts | None = None
@@ -54,6 +55,7 @@ class BothRules:
     best_effort_ttft_s: float | None = None
     choices: Callable[[BothView, Objectives], list[Choice]] = by_objective.choices
     bounds_are_exact: bool = False
+    least_tokens: int = 16
 
     def objectives_of(self, *, best_effort: bool) -> Objectives:
         """A step is of all who decode in it, so that its bound is the same for both."""
@@ -194,7 +196,8 @@ class ObjectivePlacer(Placer):
         self.log.bound(job.request_id, job.tenant, worker.worker_id)
         self.counts.decided(wire.POOL_DECODE, OBJECTIVES)
         asked = self._question(job)
-        work = Work(asked.prompt_tokens + asked.max_tokens, answer_tokens=asked.max_tokens)
+        tokens, best_effort = asked.prompt_tokens + asked.max_tokens, is_best_effort(job.priority)
+        work = Work(tokens, answer_tokens=asked.max_tokens, best_effort=best_effort)
         return Placement(worker, work, self._prompt(job), job.scope)
 
     def _choices(self, view: BothView, asks: _Asks, ways: Sequence[Way] = tuple(Way)) -> list[Choice]:
@@ -205,7 +208,7 @@ class ObjectivePlacer(Placer):
         """With the key of the objective, and its value."""
         best_effort = asked is RequestClass.BEST_EFFORT and self.both.best_effort_ttft_s is not None
         objectives = self.both.objectives_of(best_effort=best_effort)
-        if refusal.best.ttft_s <= objectives.planned_ttft_s:
+        if refusal.misses_tpot:
             return f"no worker is expected to keep objectives.tpot_s with one request more: {objectives.tpot_s:g} s"
         key = "objectives.best_effort.ttft_s" if best_effort else "objectives.ttft_s"
         return f"no worker is expected to have the first token in time, by {key}: {objectives.ttft_s:g} s"
@@ -237,7 +240,8 @@ class ObjectivePlacer(Placer):
         """behind: None: all that waits is before it."""
         heavy = self.roles.heavy(len(asks.pool.candidates))
         objectives, tried = self.both.objectives, self._tried_of_late()
-        return both_view(asks.pool, asks.question, self.both.costs, objectives, heavy, behind, tried)
+        more = behind, tried, self.both.least_tokens
+        return both_view(asks.pool, asks.question, self.both.costs, objectives, heavy, *more)
 
     def _tried_of_late(self) -> Container[str]:
         now_s = self._now_s()
@@ -257,7 +261,7 @@ class ObjectivePlacer(Placer):
 
     def _taken(self, job: Job, view: BothView, choice: Choice) -> Placement:
         decodes_there = choice.way is not Way.APART and view.is_trial[choice.row]
-        if decodes_there or choice.ttft_s > choice.due_s:
+        if decodes_there or choice.is_late:
             self._tried[choice.worker.worker_id] = self._now_s()
         return self._placement(job, view, choice.row, choice.way)
 

@@ -71,7 +71,7 @@ PLANTED = (
             worker("decode-1", registration__costs__decode_s=0.028, registration__costs__decode_s_per_request=0.003),
         ),
         "objectives.tpot_s",
-        "objectives.tpot_s is 0.03: it is less than a step that decodes one request takes on a worker",
+        "objectives.tpot_s is 0.03: it is less than a step that decodes one request takes on any worker",
     ),
     *(
         in_vain(

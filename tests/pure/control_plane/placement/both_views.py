@@ -20,7 +20,7 @@ COLUMNS = {
     "step_with_s": 0.01,
     "alone_s": 0.01,
     "wait_s": 0.0,
-    "next_end_s": 0.5,
+    "fits_after_s": 0.5,
     "pull_s": 0.02,
     "arriving_s": 0.0,
 }

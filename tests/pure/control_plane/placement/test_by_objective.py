@@ -134,21 +134,28 @@ def refusal(*workers: dict[str, float]) -> Refusal:
     return found
 
 
-def test_a_request_with_which_all_would_miss_tpot_comes_back_when_an_answer_has_ended() -> None:
-    full = {"step_with_s": 0.081, "next_end_s": 0.4}
-    assert refusal(full, full | {"next_end_s": 0.3}).retry_after_s == pytest.approx(0.3)
-    slow = full | {"alone_s": 0.09, "next_end_s": 0.0}
+def test_a_request_with_which_all_would_miss_tpot_comes_back_when_enough_answers_have_ended() -> None:
+    full = {"step_with_s": 0.101, "fits_after_s": 0.4}
+    found = refusal(full, full | {"fits_after_s": 0.3})
+    assert found.retry_after_s == pytest.approx(0.3) and found.misses_tpot
+    slow = full | {"alone_s": 0.11, "fits_after_s": 0.0}
     assert refusal(slow, full).retry_after_s == pytest.approx(0.4), "nothing decodes there that could end"
-    absurd = full | {"queue_s": float("inf"), "next_end_s": float("inf")}
+    absurd = full | {"own_s": float("inf"), "queue_s": float("inf"), "fits_after_s": float("inf")}
     assert refusal(absurd, full).retry_after_s == pytest.approx(0.4)
-    assert refusal(full | {"queue_s": 2.0}).retry_after_s == pytest.approx(2.1 - 0.95), "it would be late as well"
+    late = refusal(full | {"queue_s": 2.0})
+    assert late.retry_after_s == pytest.approx(2.1 - 0.95) and not late.misses_tpot, "it would be late as well"
     assert taken(full, {"queue_s": 0.5}) == ("w0", Way.APART), "the other one decodes it"
     assert taken(full, full, refuses=False) == ("w0", Way.WHOLE)
 
 
-@pytest.mark.parametrize("alone_s", [0.081, float("inf")])
+def test_what_a_step_computes_of_prompts_counts_where_all_would_miss_tpot() -> None:
+    assert taken({"step_with_s": 0.1}) == ("w0", Way.WHOLE), "beyond the bound, and within TPOT"
+    assert refusal({"step_with_s": 0.1, "least_s": 0.001}).misses_tpot
+
+
+@pytest.mark.parametrize("alone_s", [0.101, float("inf"), float("nan")])
 def test_who_misses_tpot_alone_as_well_is_not_refused_for_it(alone_s: float) -> None:
-    assert taken({"step_with_s": 0.09, "alone_s": alone_s}) == ("w0", Way.WHOLE)
+    assert taken({"step_with_s": 0.11, "alone_s": alone_s}) == ("w0", Way.WHOLE)
 
 
 def test_what_is_late_for_what_decodes_alone_is_not_refused() -> None:
@@ -190,6 +197,7 @@ BINDINGS: dict[str, tuple[list[dict[str, float]], str, int]] = {
     "where it waits, rather than where prompts are to be computed": ([{"wait_s": 0.4}, {"heavy": 1}], "w0", 0),
     "but not for long": ([{"wait_s": 0.9}, {"heavy": 1}], "w0", 1),
     "not on a worker that is to decode little": ([{"heavy": 1}, {"step_with_s": 0.03}], "w0", 1),
+    "not where nobody knows how long it waits": ([{"wait_s": float("nan")}, {"step_with_s": 0.2}], "w0", 1),
     "nowhere, if none may": ([{"passes": 0}], "w0", -1),
 }
 
