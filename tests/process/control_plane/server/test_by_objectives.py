@@ -33,18 +33,20 @@ async def cluster_of(cluster: Cluster, **costs: float) -> Cluster:
     return cluster
 
 
+FLAGS: dict[str, Any] = {
+    "pools__prefill__workers": 0,
+    "pools__decode__workers": 0,
+    "pools__shared__workers": 2,
+    "placement__disaggregation": "conditional",
+    "placement__by_objectives__prefill_heavy": 0.0,
+    "objectives__ttft_s": 2.0,
+    "objectives__tpot_s": 0.05,
+}
+
+
 @pytest.fixture
 async def empty() -> AsyncIterator[Cluster]:
-    flags: dict[str, Any] = {
-        "pools__prefill__workers": 0,
-        "pools__decode__workers": 0,
-        "pools__shared__workers": 2,
-        "placement__policy": "objectives",
-        "placement__by_objectives__prefill_heavy": 0.0,
-        "objectives__ttft_s": 2.0,
-        "objectives__tpot_s": 0.05,
-    }
-    async with running_cluster(handoff__deadline_s=1.0, **flags) as cluster:
+    async with running_cluster(handoff__deadline_s=1.0, **FLAGS) as cluster:
         yield cluster
 
 
@@ -81,6 +83,22 @@ async def test_an_answer_whose_client_leaves_counts_with_what_it_has_become(empt
     for worker in cluster.workers:
         worker.engine.resume()
     await cluster.ends_with({State.CANCELLED: 1})
+
+
+async def test_an_answer_that_is_lost_says_nothing_of_how_long_answers_become(empty: Cluster) -> None:
+    cluster = await cluster_of(empty)
+    for worker in cluster.workers:
+        worker.engine.hold_before(2)
+    call = cluster.call()
+    await call.read()
+    for worker in cluster.workers:
+        worker.engine.die("of a test")
+    with pytest.raises(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    placer = cluster.parts.placer
+    assert isinstance(placer, ObjectivePlacer) and not placer.answers.count
+    await cluster.ends_with({State.FAILED: 1})
 
 
 async def test_what_no_worker_can_begin_in_time_is_refused_before_it_waits(empty: Cluster) -> None:

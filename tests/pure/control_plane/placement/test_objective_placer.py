@@ -275,11 +275,12 @@ def test_without_given_costs_each_worker_counts_by_what_it_has_measured() -> Non
         costs.prefill_s_per_token = 1e-3
         world.costs(name, costs)
 
-    def where() -> str:
-        placement = placer.place(world.job(prompt(1)), DECODE, prefills=True)
+    def where(*not_on: tuple[str, int]) -> str:
+        placement = placer.place(world.job(prompt(1)), DECODE, frozenset(not_on), prefills=True)
         assert placement is not None
         return placement.worker.worker_id
 
+    assert where(("d1", 1)) == "d0", "for want of another one, which is no try"
     assert where() == "d0", "it decodes nothing, and may be as quick as the other by now"
     best, *_, worst = placer.weighed(world.job(prompt(1)))
     assert (best.worker.worker_id, best.missed) == ("d1", 0) and best.step_s == pytest.approx(0.01)
