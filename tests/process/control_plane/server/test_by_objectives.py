@@ -89,13 +89,10 @@ async def test_an_answer_that_is_lost_says_nothing_of_how_long_answers_become(em
     cluster = await cluster_of(empty)
     for worker in cluster.workers:
         worker.engine.hold_before(2)
-    call = cluster.call()
-    await call.read()
-    for worker in cluster.workers:
-        worker.engine.die("of a test")
     with pytest.raises(grpc.aio.AioRpcError):
-        while await call.read() is not grpc.aio.EOF:
-            pass
+        async for _ in cluster.call():
+            for worker in cluster.workers:
+                worker.engine.die("of a test")
     placer = cluster.parts.placer
     assert isinstance(placer, ObjectivePlacer) and not placer.answers.count
     await cluster.ends_with({State.FAILED: 1})
