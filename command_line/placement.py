@@ -28,6 +28,7 @@ REASONS = {
     "append": "prefilled and decoded where most of its prompt lies",
     "apart": "prefilled apart, and bound to a worker for decode at its first token",
     "refused": "refused: no worker was expected to have its first token in time",
+    "refused_for_tpot": "refused: no worker was expected to keep TPOT with one request more",
 }
 
 

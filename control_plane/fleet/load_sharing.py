@@ -52,13 +52,15 @@ class LoadSharing:
         *,
         router_id: str,
         every_s: float,
+        prefill_rate: Callable[[], float] = lambda: 0.0,
         now_s: Callable[[], float] = monotonic_s,
     ) -> None:
-        """router_id: another one with each start."""
+        """router_id: another one with each start. prefill_rate: see `RouterLoads`."""
         self._redis = redis
         self._key = registry.loads_key(service_id)
         self._membership = membership
         self._router_id = router_id
+        self._prefill_rate = prefill_rate
         self._now_s = now_s
         self._number = 0
         self._every_s = every_s
@@ -82,7 +84,8 @@ class LoadSharing:
         self._number += 1
         began_s = self._now_s()
         own = self._membership.shares(began_s)
-        told = wire.RouterLoads(number=self._number, workers=own).SerializeToString()
+        loads = wire.RouterLoads(number=self._number, workers=own, prefill_rate=self._prefill_rate())
+        told = loads.SerializeToString()
         wrote_s = self._now_s()
         async with self._redis.pipeline(transaction=False) as pipeline:
             lease_ms = max(_LEASE_MS, round(SILENT_ROUNDS * self._every_s * 1000))

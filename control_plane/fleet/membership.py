@@ -58,6 +58,8 @@ class _UsablePool:
     workers: list[WorkerSnapshot]
     rows: "np.ndarray[tuple[int], np.dtype[np.int64]]"
     fixed: Fixed
+    # Also those that are away for a while.
+    registered: list[WorkerId]
 
 
 @dataclass(slots=True)
@@ -93,6 +95,10 @@ class Membership:
     def usable(self, pool: Pool) -> list[WorkerSnapshot]:
         """Workers that may get requests of a pool, by name: those that do both get those of either."""
         return self._pool(pool).workers
+
+    def registered(self, pool: Pool) -> list[WorkerId]:
+        """The same, and those that are suspect, start, hang or drain."""
+        return self._pool(pool).registered
 
     def candidates(self, pool: Pool, now_s: float) -> Candidates:
         """The same with all that placement weighs."""
@@ -233,19 +239,14 @@ class Membership:
         return known
 
     def _usable(self, pool: Pool) -> _UsablePool:
-        usable = [
-            member
-            for member in self.members()
-            if serves(member.registration.pool, pool)
-            and may_work(member.registration)
-            and not member.is_suspect
-            and not member.version_skew
-        ]
+        fitting = [each for each in self.members() if serves(each.registration.pool, pool) and not each.version_skew]
+        usable = [member for member in fitting if may_work(member.registration) and not member.is_suspect]
         workers = [_snapshot(member) for member in usable]
         rows = np.array([member.row for member in usable], dtype=np.int64)
         registrations = [member.registration for member in usable]
         everybody = [member.registration for member in self.members()]
-        return _UsablePool(workers, rows, fixed_columns(workers, registrations, everybody))
+        fixed = fixed_columns(workers, registrations, everybody)
+        return _UsablePool(workers, rows, fixed, [each.worker_id for each in fitting])
 
 
 def may_work(record: wire.WorkerRegistration) -> bool:

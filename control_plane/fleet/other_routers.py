@@ -52,6 +52,7 @@ class _Router:
     # By (worker, generation), in rows as above.
     loads: dict[tuple[str, int], Floats]
     lines: dict[tuple[str, int], Lines]
+    prefill_rate: float
 
 
 class OtherRouters:
@@ -75,7 +76,8 @@ class OtherRouters:
             return
         loads = {(each.worker_id, each.generation): _figures(_column(each)) for each in told.workers}
         lines = {(each.worker_id, each.generation): _lines(each) for each in told.workers if each.lines}
-        self._routers[router_id] = _Router(told.number, now_s, loads, lines)
+        [prefill_rate] = _figures([told.prefill_rate])
+        self._routers[router_id] = _Router(told.number, now_s, loads, lines, prefill_rate)
         self._selected.clear()
 
     def forget_silent(self, present: Iterable[str], now_s: float, *, every_s: float = 0.0) -> list[str]:
@@ -111,6 +113,11 @@ class OtherRouters:
         """Whose prompts they have there, as they were told of: those of each router that has any."""
         own = (worker_id, generation)
         return [router.lines[own] for router in self._routers.values() if own in router.lines]
+
+    @property
+    def prefill_rate(self) -> float:
+        """Seconds of engine time a second that the prompts take that they have placed of late."""
+        return sum(router.prefill_rate for router in self._routers.values())
 
     def _summed_up(self, workers: Sequence[WorkerSnapshot]) -> Floats:
         self._heard_s = max(router.heard_s for router in self._routers.values())

@@ -15,6 +15,7 @@ from cluster_core.objectives import RequestClass
 from control_plane.metrics.families import by_worker, counter, counters, gauge, pool_label
 from control_plane.metrics.loop_collector import SCRAPE_TIMEOUT_S, LoopCollector
 from control_plane.placement.counts import PlacementCounts
+from control_plane.placement.placer import Placer
 from control_plane.placement.replicator import Replicator
 
 
@@ -35,7 +36,7 @@ class PlacementCollector(LoopCollector[PlacementSeen]):
     def __init__(
         self,
         status: Callable[[], admin.GetIndexStatusResponse],
-        counts: PlacementCounts,
+        placer: Placer,
         replicator: Replicator,
         untrue: Callable[[], Mapping[str, int] | None],
         loop: asyncio.AbstractEventLoop,
@@ -43,15 +44,15 @@ class PlacementCollector(LoopCollector[PlacementSeen]):
     ) -> None:
         super().__init__(loop, timeout_s)
         self._status = status
-        self._counts = counts
+        self._placer = placer
         self._replicator = replicator
         self._untrue = untrue
 
     async def read(self) -> PlacementSeen:
         status = self._status()
         others = [
-            *placement_metrics(status, self._counts),
-            *objective_metrics(self._counts),
+            *placement_metrics(status, self._placer.counts),
+            *objective_metrics(self._placer.counts, self._placer.prefill_heavy()),
             *replication_metrics(self._replicator),
         ]
         return PlacementSeen(status, self._untrue(), others)
@@ -140,7 +141,7 @@ def placement_metrics(status: admin.GetIndexStatusResponse, counts: PlacementCou
     ]
 
 
-def objective_metrics(counts: PlacementCounts) -> list[Metric]:
+def objective_metrics(counts: PlacementCounts, prefill_heavy: int) -> list[Metric]:
     """Of placement by the objectives."""
     return [
         counters(
@@ -163,7 +164,7 @@ def objective_metrics(counts: PlacementCounts) -> list[Metric]:
         gauge(
             "rachis_placement_prefill_heavy_workers",
             "Workers that do both and decode little now, for this router",
-            counts.prefill_heavy,
+            prefill_heavy,
         ),
     ]
 

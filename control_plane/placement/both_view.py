@@ -43,14 +43,14 @@ def both_view(
     question: Question,
     costs: DecodeCosts | None,
     objectives: Objectives,
-    prefill_heavy: int,
+    prefill_heavy: Container[str],
     behind: "Floats | None" = None,
     tried: Container[str] = (),
     least_tokens: int = 16,
 ) -> BothView:
-    """costs: None: what each worker has measured. prefill_heavy: so many of the workers, the first by name. behind:
-    of what waits, what engines compute after it (`Membership.behind`). tried: workers whose steps are as slow as they
-    say: see `BothView.is_trial`. least_tokens: of prompts, that any step computes."""
+    """costs: None: what each worker has measured. prefill_heavy: workers by name. behind: of what waits, what engines
+    compute after it (`Membership.behind`). tried: workers whose steps are as slow as they say: see
+    `BothView.is_trial`. least_tokens: of prompts, that any step computes."""
     workers = view.candidates.before(best_effort=question.best_effort)
     workers = workers if behind is None else workers.without(behind)
     costs = costs or DecodeCosts.measured(workers.fixed)
@@ -91,7 +91,7 @@ def both_view(
         fits_after_s=next_end_s * np.maximum(ends, 1.0),
         pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
         arriving_s=workers.arriving_s * question.arriving + sessions_s(question, view),
-        is_prefill_heavy=np.arange(len(workers)) < prefill_heavy,
+        is_prefill_heavy=np.array([each.worker_id in prefill_heavy for each in workers.workers], dtype=np.bool_),
         passes=passes,
         is_trial=is_trial,
     )

@@ -26,8 +26,6 @@ class PlacementCounts:
     # By the objectives: ways that were taken, and requests refused because none kept TTFT, by class.
     ways: Counter[Way] = field(default_factory=Counter)
     refused: Counter[RequestClass] = field(default_factory=Counter)
-    # Of workers that do both, those that decode little now.
-    prefill_heavy: int = 0
     # Of the requests prefilled apart: bound to a worker for decode, and to another one than has prefilled.
     bound: int = 0
     bound_elsewhere: int = 0

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from rachis.v1 import admin_pb2 as admin
+from rachis.v1 import worker_pb2 as wire
 
 from control_plane.placement.decision import Choice
 from control_plane.placement.decision_log import DecisionLog, Explanation
@@ -46,6 +47,23 @@ def explained(
         bound_worker_id=explanation.bound_worker_id,
         worker_id=explanation.worker_id,
     )
+
+
+def pool_choices(explanation: Explanation, configured_policy: str) -> list[admin.PoolChoice]:
+    """Whom each pool would choose."""
+    if explanation.ways:
+        [best, *_] = explanation.ways
+        worker_id = best.worker.worker_id
+        return [admin.PoolChoice(pool=wire.POOL_SHARED, worker_id=worker_id, policy=configured_policy, equals=1)]
+    return [
+        admin.PoolChoice(
+            pool=choice.pool,
+            worker_id=choice.worker.worker_id if choice.worker is not None else "",
+            policy=choice.policy.name,
+            equals=equals(choice.decision),
+        )
+        for choice in explanation.choices
+    ]
 
 
 def decisions_on(

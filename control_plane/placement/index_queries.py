@@ -20,7 +20,7 @@ from control_plane.intake import validation
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.model.limits import DEFAULT_MAX_TOKENS
 from control_plane.model.prefix_scope import PrefixScope
-from control_plane.placement.explanation import MOST_TRACED, decisions_on, equals, explained, not_known
+from control_plane.placement.explanation import MOST_TRACED, decisions_on, explained, not_known, pool_choices
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Placer
 from control_plane.prefix_index.hot_prefix import HotPrefix
@@ -92,15 +92,7 @@ class IndexQueries:
             first_requests_per_s=first,
             whole_requests_per_s=whole,
             workers=[self._holder(member.registration, matches) for member in self._membership.members()],
-            choices=[
-                admin.PoolChoice(
-                    pool=choice.pool,
-                    worker_id=choice.worker.worker_id if choice.worker is not None else "",
-                    policy=choice.policy.name,
-                    equals=equals(choice.decision),
-                )
-                for choice in explanation.choices
-            ],
+            choices=pool_choices(explanation, self._policy),
         )
 
     async def explain(self, request: admin.ExplainPlacementRequest, caller: Identity) -> admin.ExplainPlacementResponse:
@@ -118,7 +110,9 @@ class IndexQueries:
         max_tokens = supposed.max_tokens if supposed.HasField("max_tokens") else DEFAULT_MAX_TOKENS
         token_ids, scope = await self._checked(supposed, max_tokens, caller)
         prompt = self._placer.packed(token_ids, scope)
-        return explained(self._placer.supposed(prompt, max_tokens, scope.adapter_digest), self._policy)
+        weight = self.rules.access.limits_of(caller.tenant).weight
+        found = self._placer.supposed(prompt, max_tokens, scope.adapter_digest, caller.tenant, weight)
+        return explained(found, self._policy)
 
     def placements(self, request: admin.ListPlacementsRequest, caller: Identity) -> admin.ListPlacementsResponse:
         most = min(request.at_most, MOST_PLACEMENTS)

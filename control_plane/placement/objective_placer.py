@@ -16,7 +16,6 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import OverloadedError
 from cluster_core.objectives import RequestClass, class_of, is_best_effort
 from cluster_core.tenant_shares import Claimant
-from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Floats, Work
 from control_plane.model.job import Job
 from control_plane.model.worker_snapshot import Pool
@@ -30,11 +29,14 @@ from control_plane.placement.placer import Placer, question_of
 from control_plane.placement.policy import Question
 from control_plane.placement.return_times import ReturnTimes
 from control_plane.placement.roles import Decodes, Roles
+from control_plane.placement.session_work import SessionWork
 from control_plane.placement.view import PoolView
+from kv_transfer.claims.claims import no_keys
 from kv_transfer.claims.prefix_chunks import Keys, PackedPrompt
 
 OBJECTIVES = "objectives"
-REFUSED = "refused"
+# Outcomes of requests that no choice keeps TTFT for, or TPOT.
+REFUSED, REFUSED_FOR_TPOT = "refused", "refused_for_tpot"
 _NOBODY: frozenset[tuple[str, int]] = frozenset()
 # A worker that says that it is slow is tried so seldom.
 _TRY_AGAIN_S = 60.0
@@ -115,10 +117,18 @@ class ObjectivePlacer(Placer):
     def keep(self, job: Job) -> None:
         arrived = job.prompt_changes
         super().keep(job)
-        if arrived:
-            # How much it would be nobody knew while it came; what is cached somewhere is counted nevertheless.
-            view = self._both_view(self._asks(job, self._question(job), commits=False))
-            self.roles.prompt(float(view.own_s.max(initial=0.0)), self._now_s())
+        # How much it would be nobody knew while it came. What has lost its worker counts where it is placed again.
+        if arrived and job.prefilled_by:
+            work = SessionWork().became_whole(len(job.token_ids), job.cached_tokens)
+            workers = self._membership.candidates(wire.POOL_DECODE, self._now_s())
+            self.roles.prompt(work.usual_s(workers.fixed), self._now_s())
+
+    def prefill_heavy(self) -> int:
+        self._look_at_roles(self._views_of(no_keys(), [wire.POOL_DECODE], self._now_s())[wire.POOL_DECODE])
+        return self.roles.heavy(len(self._membership.usable(wire.POOL_DECODE)))
+
+    def prefill_rate(self) -> float:
+        return self.roles.prompts(self._now_s())
 
     def place(
         self,
@@ -142,11 +152,15 @@ class ObjectivePlacer(Placer):
         self.log.taken(job.request_id, job.tenant, best)
         return self._taken(job, view, best)
 
-    def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
+    def supposed(
+        self, prompt: PackedPrompt, max_tokens: int, adapter: str = "", tenant: str = "", weight: float = 1.0
+    ) -> Explanation:
         """What would be decided now for a request with this whole prompt."""
         question = Question(len(prompt.token_ids), self.answers.left(max_tokens), adapter=adapter)
-        asks = _Asks(question, self._pool_view(prompt.keys, commits=False))
-        choice, found = self._decided(asks, self._both_view(asks), tuple(Way), refuses=self.both.refuses)
+        pool = self._pool_view(prompt.keys, commits=False)
+        asks = _Asks(question, pool, Claimant(tenant=tenant), weight)
+        refuses = self.both.refuses and not pool.is_stale
+        choice, found = self._decided(asks, self._both_view(asks), tuple(Way), refuses=refuses)
         where = choice.worker.worker_id if isinstance(choice, Choice) else ""
         return Explanation("", reason=_outcome(choice), ways=tuple(found), worker_id=where)
 
@@ -232,13 +246,15 @@ class ObjectivePlacer(Placer):
         pools: Sequence[Pool] = [wire.POOL_DECODE]
         views = self._current_views(keys, pools) if commits else self._views_of(keys, pools, self._now_s())
         pool = views[wire.POOL_DECODE]
-        if commits and len(pool.candidates) and self.roles.is_due(self._now_s()):
-            self._look_at_roles(pool.candidates)
+        if commits:
+            self._look_at_roles(pool)
         return pool
 
     def _both_view(self, asks: _Asks, behind: "Floats | None" = None) -> BothView:
         """behind: None: all that waits is before it."""
-        heavy = self.roles.heavy(len(asks.pool.candidates))
+        # By names that stay while one is away: no other one, on which others decode, takes its place.
+        registered = self._membership.registered(wire.POOL_DECODE)
+        heavy = registered[: self.roles.heavy(len(asks.pool.candidates))]
         objectives, tried = self.both.objectives, self._tried_of_late()
         more = behind, tried, self.both.least_tokens
         return both_view(asks.pool, asks.question, self.both.costs, objectives, heavy, *more)
@@ -248,16 +264,16 @@ class ObjectivePlacer(Placer):
         self._tried = {each: at_s for each, at_s in self._tried.items() if now_s - at_s < _TRY_AGAIN_S}
         return self._tried
 
-    def _look_at_roles(self, workers: Candidates) -> None:
+    def _look_at_roles(self, pool: PoolView) -> None:
+        """Where hits are not known prompts seem to take more than they do."""
+        workers = pool.candidates
+        if pool.is_stale or not len(workers) or not self.roles.is_due(self._now_s()):
+            return
         costs = self.both.costs or DecodeCosts.measured(workers.fixed)
         requests, tokens = workers.decoding + workers.coming, workers.decoding_tokens + workers.coming_tokens
         added_s = float((requests * costs.s_per_request + tokens * costs.s_per_token).sum())
-        step_s, everybodys = float(np.mean(costs.step_s)), float(workers.in_flight_requests.sum())
-        usable = {each.worker_id for each in workers.workers}
-        own = sum(each.in_flight_requests for each in self._membership.members() if each.worker_id in usable)
-        decodes = Decodes(step_s, added_s, self.both.objectives.step_s)
-        self.roles.look(len(workers), decodes, own / everybodys if everybodys else 1.0, self._now_s())
-        self.counts.prefill_heavy = self.roles.heavy(len(workers))
+        decodes = Decodes(float(np.mean(costs.step_s)), added_s, self.both.objectives.step_s)
+        self.roles.look(len(workers), decodes, self._membership.others.prefill_rate, self._now_s())
 
     def _taken(self, job: Job, view: BothView, choice: Choice) -> Placement:
         decodes_there = choice.way is not Way.APART and view.is_trial[choice.row]
@@ -272,7 +288,9 @@ class ObjectivePlacer(Placer):
         host = float(view.host_tokens[row])
         hits = float(view.cached_tokens[row]) - host, host
         self.counts.decided(wire.POOL_PREFILL if apart else wire.POOL_DECODE, OBJECTIVES, asked.prompt_tokens, *hits)
-        if not job.prompt_changes:
+        is_stale = self._index.is_stale()
+        self.counts.load_only += is_stale
+        if not job.prompt_changes and not is_stale:
             self.roles.prompt(float(view.own_s[row]), self._now_s())
         work = Work(
             asked.prompt_tokens + (0 if apart else asked.max_tokens),
@@ -296,4 +314,6 @@ def _outcome(choice: Choice | Refusal | None) -> str:
     """What was decided, in a word; empty where no worker may get the request."""
     if choice is None:
         return ""
-    return REFUSED if isinstance(choice, Refusal) else choice.way.value
+    if isinstance(choice, Refusal):
+        return REFUSED_FOR_TPOT if choice.misses_tpot else REFUSED
+    return choice.way.value

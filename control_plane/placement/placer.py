@@ -135,9 +135,19 @@ class Placer:
         """What is remembered of requests that have been placed."""
         return self._ledger.recent.memory(), self._ledger.log.memory(), self._index.index.memory()
 
-    def supposed(self, prompt: PackedPrompt, max_tokens: int, adapter: str = "") -> Explanation:
+    def prefill_heavy(self) -> int:
+        """How many of the workers that do both decode little."""
+        return 0
+
+    def prefill_rate(self) -> float:
+        """Seconds of engine time a second that prompts take which were placed of late, where roles go by it."""
+        return 0.0
+
+    def supposed(
+        self, prompt: PackedPrompt, max_tokens: int, adapter: str = "", tenant: str = "", weight: float = 1.0
+    ) -> Explanation:
         """What would be decided now for a request with this whole prompt: whether it would be disaggregated, and which
-        worker each pool would choose. adapter: its digest."""
+        worker each pool would choose. adapter: its digest. weight: of the tenant."""
         question, rng = Question(len(prompt.token_ids), max_tokens, adapter=adapter), copy.copy(self._rng)
         views = self._views_of(prompt.keys, BOTH_POOLS, self._now_s())
         route = self._rules.route(views, question, rng, is_whole=True)

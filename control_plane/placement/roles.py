@@ -27,8 +27,8 @@ _MOST_CHANGE = 1 / 16
 # Up to this share of all workers' time prompts need no worker for themselves; one that is theirs stays so down to the
 # second.
 _IDLE, _IDLE_AGAIN = 0.05, 0.035
-# A router that has seen fewer of all requests does not guess how many prompts others have.
-_LEAST_PART = 0.05
+# Between none and one there is no choice: prompts have to ask for it for so long, one that is long and alone does not.
+_HOLD_S = 6.0
 # Of so few workers one that decodes little is too much; of more, one is not.
 _FEW = 3
 _MOST_HEAVY = 1 / 8
@@ -48,20 +48,20 @@ class Roles:
 
     def __init__(self, share: float | None = None) -> None:
         self._share = share
-        # Decayed seconds of prompts, as of when, and since when.
+        # Decayed seconds of prompts, and as of when.
         self._sum_s = 0.0
-        self._at_s = self._since_s = -math.inf
-        self._looked_s = -math.inf
+        self._at_s = self._looked_s = -math.inf
         self._heavy = 0
+        # Since when none are wanted where there are some, or some where there are none.
+        self._turns_s = math.inf
         # How often a worker has changed its role.
         self.changes = 0
 
     def prompt(self, own_s: float, now_s: float) -> None:
-        """A prompt takes so much engine time."""
-        if self._at_s == -math.inf:
-            self._at_s = self._since_s = now_s
-        self._sum_s = self._sum_s * math.exp((self._at_s - now_s) / _MEMORY_S) + own_s
-        self._at_s = now_s
+        """A prompt takes so much engine time; what is no number of seconds is none."""
+        if math.isfinite(own_s):
+            self._sum_s = self._decayed_s(now_s) + own_s
+            self._at_s = now_s
 
     def heavy(self, workers: int) -> int:
         """How many are prefill-heavy now."""
@@ -73,13 +73,15 @@ class Roles:
         """`look` would look."""
         return self._share is None and now_s - self._looked_s >= _LOOK_S
 
-    def look(self, workers: int, decodes: Decodes, part: float, now_s: float) -> None:
-        """part: of all requests in flight, this router's: the others' prompts are not seen here."""
+    def look(self, workers: int, decodes: Decodes, others: float, now_s: float) -> None:
+        """others: P of the other routers, as they have told it."""
         self._looked_s = now_s
-        prompts = self.prompts(now_s) / max(part, _LEAST_PART)
+        prompts = self.prompts(now_s) + others
         now = self.heavy(workers)
         idle = _IDLE_AGAIN if now else _IDLE
         best = wanted(workers, prompts, decodes, idle)
+        if not self._has_held(now, best, now_s):
+            return
         full, fullest = (fill(heavy, workers, prompts, decodes, idle) for heavy in (best, now))
         if not best or full < (1 - _LEAST_GAIN) * fullest:
             most = max(1, int(_MOST_CHANGE * workers))
@@ -87,11 +89,18 @@ class Roles:
             self.changes += abs(self._heavy - now)
 
     def prompts(self, now_s: float) -> float:
-        """P, of this router's."""
-        if self._at_s == -math.inf:
-            return 0.0
-        seen_s = max(now_s - self._since_s, 1.0)
-        return self._sum_s * math.exp((self._at_s - now_s) / _MEMORY_S) / (_MEMORY_S * -math.expm1(-seen_s / _MEMORY_S))
+        """P, of this router's; less than it is while it begins."""
+        return self._decayed_s(now_s) / _MEMORY_S
+
+    def _decayed_s(self, now_s: float) -> float:
+        return self._sum_s * math.exp((self._at_s - now_s) / _MEMORY_S)
+
+    def _has_held(self, now: int, best: int, now_s: float) -> bool:
+        if bool(now) == bool(best):
+            self._turns_s = math.inf
+            return True
+        self._turns_s = min(self._turns_s, now_s)
+        return now_s - self._turns_s >= _HOLD_S
 
 
 def wanted(workers: int, prompts: float, decodes: Decodes, idle: float = _IDLE) -> int:

@@ -40,10 +40,19 @@ class SessionWork:
 
     def prefill_s(self, workers: Fixed) -> Floats:
         """Seconds of engine time on each; the usual ones on those that say about as much."""
-        seconds: Floats = (
-            workers.prefill_s + self.tokens * workers.prefill_s_per_token + self.pairs * workers.prefill_s_per_pair
-        )
-        # The median, and of two the lower.
-        usual_s = np.sort(seconds)[(len(seconds) - 1) // 2] if len(seconds) else 0.0
+        seconds = self._seconds(workers)
+        usual_s = _usual_s(seconds)
         is_usual = (seconds < _ABOUT * usual_s) & (usual_s < _ABOUT * seconds)
         return np.where(is_usual, usual_s, seconds)
+
+    def usual_s(self, workers: Fixed) -> float:
+        """The median of theirs."""
+        return _usual_s(self._seconds(workers))
+
+    def _seconds(self, workers: Fixed) -> Floats:
+        return workers.prefill_s + self.tokens * workers.prefill_s_per_token + self.pairs * workers.prefill_s_per_pair
+
+
+def _usual_s(seconds: Floats) -> float:
+    """The median, and of two the lower."""
+    return float(np.sort(seconds)[(len(seconds) - 1) // 2]) if len(seconds) else 0.0

@@ -150,7 +150,7 @@ def build_router(
     parts = RouterParts(
         door=door,
         membership=membership,
-        sharing=_sharing(config, service_id, membership, prefixes, ports),
+        sharing=_sharing(config, service_id, membership, prefixes.router_id, placer, ports),
         follower=follower,
         adapters=adapters,
         client=client,
@@ -268,15 +268,11 @@ def _grammars(config: RachisConfig, ports: RouterPorts) -> Grammars:
 
 
 def _sharing(
-    config: RachisConfig, service_id: str, membership: Membership, prefixes: FollowedIndex, ports: RouterPorts
+    config: RachisConfig, service_id: str, membership: Membership, router_id: str, placer: Placer, ports: RouterPorts
 ) -> LoadSharing:
+    redis, every_s, rate = ports.redis(_REDIS_TIMEOUT_S), config.redis.share_loads_s, placer.prefill_rate
     return LoadSharing(
-        ports.redis(_REDIS_TIMEOUT_S),
-        service_id,
-        membership,
-        router_id=prefixes.router_id,
-        every_s=config.redis.share_loads_s,
-        now_s=ports.now_s,
+        redis, service_id, membership, router_id=router_id, every_s=every_s, prefill_rate=rate, now_s=ports.now_s
     )
 
 

@@ -249,7 +249,7 @@ class RouterServer:
         if parts.traces.exporter is not None:
             registry.register(TraceCollector(parts.traces.exporter))
         untrue = lambda: parts.check.untrue  # noqa: E731
-        registry.register(PlacementCollector(parts.queries.status, parts.placer.counts, parts.replicator, untrue, loop))
+        registry.register(PlacementCollector(parts.queries.status, parts.placer, parts.replicator, untrue, loop))
 
     def _not_ready(self) -> str:
         """Why no request is served, in a sentence; empty where they are."""

@@ -2214,8 +2214,11 @@ class RouterLoads(_message.Message):
 
     NUMBER_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    PREFILL_RATE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Grows each time."""
+    prefill_rate: _builtins.float
+    """Of workers that do both: seconds of engine time a second that the prompts take that it has placed of late."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerShare]: ...
     def __init__(
@@ -2223,10 +2226,11 @@ class RouterLoads(_message.Message):
         *,
         number: _builtins.int = ...,
         workers: _abc.Iterable[Global___WorkerShare] | None = ...,
+        prefill_rate: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "prefill_rate", b"prefill_rate", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

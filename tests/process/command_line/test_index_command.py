@@ -20,6 +20,7 @@ from command_line.placement import REASONS
 from command_line.status.overview import status
 from control_plane.placement.by_objective import Way
 from control_plane.placement.disaggregation import Reason
+from control_plane.placement.objective_placer import REFUSED, REFUSED_FOR_TPOT
 from control_plane.service.state import StateFile
 from kv_transfer.blocks import Tier
 from kv_transfer.claims.claims import ClaimChange
@@ -304,7 +305,8 @@ def test_large_figures_of_a_placement_fit_a_hundred_columns(capsys: pytest.Captu
 
 
 def test_every_reason_is_put_into_words() -> None:
-    assert set(REASONS) == {reason.value for reason in Reason} | {way.value for way in Way} | {"refused"}
+    by_objectives = {way.value for way in Way} | {REFUSED, REFUSED_FOR_TPOT}
+    assert set(REASONS) == {reason.value for reason in Reason} | by_objectives
 
 
 @pytest.mark.parametrize(

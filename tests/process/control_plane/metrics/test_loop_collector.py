@@ -45,9 +45,10 @@ async def test_families_of_all_workers_are_made_beside_the_loop() -> None:
 async def test_what_is_counted_on_the_loop_is_told_as_it_was_seen() -> None:
     """Counts go on while a scrape's thread makes families."""
     counts, none = PlacementCounts(), SimpleNamespace(copies={}, given_up=0)
+    placer: Any = SimpleNamespace(counts=counts, prefill_heavy=lambda: 0)
     replicator: Any = SimpleNamespace(plan=none, copies=0, failed=0)
     loop = asyncio.get_running_loop()
-    collector = PlacementCollector(admin.GetIndexStatusResponse, counts, replicator, dict, loop)
+    collector = PlacementCollector(admin.GetIndexStatusResponse, placer, replicator, dict, loop)
 
     seen = await collector.read()
     counts.bound_elsewhere += 1

@@ -1,5 +1,6 @@
 """What other routers have on the workers: summed up, shrinking, forgotten; and what placement makes of it."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -46,6 +47,14 @@ def test_what_several_routers_have_on_a_worker_adds_up(others: OtherRouters) -> 
         [80, 40],
         [6.0, 3.0],
     ]
+
+
+def test_what_their_prompts_take_adds_up_and_is_forgotten_with_them(others: OtherRouters) -> None:
+    for name, rate in (("a", 1.5), ("b", 0.5), ("c", math.nan), ("d", -1.0)):
+        others.heard(name, wire.RouterLoads(number=1, prefill_rate=rate), 0.0)
+    assert others.prefill_rate == 2.0
+    others.forget_silent(["b", "c", "d"], 0.0)
+    assert others.prefill_rate == 0.5
 
 
 def test_queues_shrink_and_counts_stay_until_they_are_told_anew(others: OtherRouters) -> None:

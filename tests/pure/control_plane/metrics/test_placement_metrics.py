@@ -125,7 +125,7 @@ def test_placements_count_with_what_the_chosen_worker_had_and_only_where_there_w
 async def test_a_router_that_is_busy_has_no_samples_instead_of_a_scrape_that_hangs() -> None:
     unused: Any = None
     loop = asyncio.get_running_loop()
-    collector = PlacementCollector(lambda: STATUS, PlacementCounts(), unused, dict, loop, timeout_s=0.01)
+    collector = PlacementCollector(lambda: STATUS, unused, unused, dict, loop, timeout_s=0.01)
 
     # On the loop's own thread, which therefore cannot answer.
     assert list(collector.collect()) == []

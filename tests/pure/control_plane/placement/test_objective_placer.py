@@ -101,6 +101,7 @@ def test_a_prompt_counts_once_for_the_roles_when_it_is_whole() -> None:
     session.prompt_changes = True
     assert placer.route(session, is_whole=False) is not None
     assert placer.roles.prompts(world.now_s) == 0
+    session.prefilled_by = "d0"
     placer.keep(session)
     first = placer.roles.prompts(world.now_s)
     assert first > 0

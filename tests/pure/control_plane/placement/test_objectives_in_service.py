@@ -334,29 +334,6 @@ def test_what_is_placed_is_counted_by_policy_with_what_was_cached() -> None:
     assert load(world, "d0", Load.REQUESTS) == 0
 
 
-def test_the_part_of_this_router_is_of_the_workers_that_are_there() -> None:
-    """Of those that drain its requests count as little as everybody's."""
-    world, placer = placed_by(Objectives(5.0, 0.1), None)
-    for number in range(10):
-        placement = placer.place(world.job(prompt(number, CHUNK)), DECODE, prefills=True)
-        assert placement is not None
-        placer.begin(placement).prefilled()
-    records = [member.registration for member in world.membership.members()]
-    records[0].state = wire.WORKER_STATE_DRAINING
-    world.membership.replace(records)
-    world.now_s += 10.0
-    parts = []
-    look = placer.roles.look
-
-    def noted(workers: int, decodes: object, part: float, now_s: float) -> None:
-        parts.append(part)
-        look(workers, decodes, part, now_s)  # type: ignore[arg-type]
-
-    placer.roles.look = noted  # type: ignore[method-assign] # What it is told of is what is asked.
-    placer.route(world.job(prompt(50)), is_whole=True)
-    assert parts == [1.0]
-
-
 def test_a_worker_that_hangs_becomes_late_though_its_requests_are_given_up_and_replaced() -> None:
     world, placer = placed_by(Objectives(600.0, 0.1))
 

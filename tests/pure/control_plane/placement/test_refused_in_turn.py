@@ -9,6 +9,7 @@ from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.errors import OverloadedError
 from cluster_core.tenant_shares import Claimant, TenantShares
+from control_plane.model.prefix_scope import PrefixScope
 from control_plane.placement.by_objective import Objectives
 from control_plane.placement.flight import Flight
 from control_plane.placement.objective_placer import BothRules, ObjectivePlacer
@@ -57,6 +58,17 @@ def test_who_has_nothing_at_the_engines_is_taken_beside_who_has_all() -> None:
     # Two turns of 0.95 s each are in time on either worker, and no more.
     assert asking.ask("polite", 600) is None
     assert asking.ask("polite", 600) is not None
+
+
+def test_a_request_that_is_only_supposed_is_taken_or_refused_as_one_of_its_tenant() -> None:
+    asking = Asking()
+    asking.flood(weight=0.25)
+    prompt = asking.placer.packed(list(range(1200)), PrefixScope())
+    supposed = [
+        asking.placer.supposed(prompt, 8, tenant=tenant, weight=weight).reason
+        for tenant, weight in (("greedy", 0.25), ("polite", 0.25), ("polite", 1.0))
+    ]
+    assert supposed == ["refused", "refused", "whole"]
 
 
 def test_a_lower_number_is_not_refused_for_higher_ones_nor_a_higher_one_taken_beside_lower_ones() -> None:

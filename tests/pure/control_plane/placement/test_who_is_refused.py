@@ -35,7 +35,9 @@ def test_without_hits_nobody_is_refused() -> None:
     world, placer = placed_by(Objectives(1.0, 0.1))
     busy(world, placer, prompts=20)
     refused(world, placer, 1)
+    assert placer.supposed(placer.packed(prompt(1), PrefixScope()), 8).reason == "refused"
     world.is_stale = True
+    assert placer.supposed(placer.packed(prompt(1), PrefixScope()), 8).reason == "whole"
     assert placer.route(world.job(prompt(1)), is_whole=True) is None
 
 
