@@ -22,6 +22,14 @@ def four_workers(prefill_heavy: float | None = None) -> tuple[RouterWorld, Objec
     return world, world.placer
 
 
+def joins(world: RouterWorld, worker: str) -> None:
+    records = [member.registration for member in world.membership.members()]
+    one_more = wire.WorkerRegistration()
+    one_more.CopyFrom(records[-1])
+    one_more.worker_id = worker
+    world.membership.replace([*records, one_more])
+
+
 def look(world: RouterWorld, placer: ObjectivePlacer, seconds: float = 10.0) -> int:
     """Some look in so many seconds, as requests would have it; how many are prefill-heavy then."""
     for _ in range(round(seconds / 2)):
@@ -46,6 +54,7 @@ def states(world: RouterWorld, worker: str, state: "wire.WorkerState.ValueType")
 
 def test_nobody_takes_the_place_of_a_prefill_heavy_worker_that_is_away_until_it_is_gone() -> None:
     world, placer = four_workers()
+    joins(world, "p2")
     placer.roles.prompt(100.0, world.now_s)
     assert look(world, placer) == 1
     assert who_is_heavy(world, placer) == {"d0"}
@@ -56,11 +65,7 @@ def test_nobody_takes_the_place_of_a_prefill_heavy_worker_that_is_away_until_it_
     assert who_is_heavy(world, placer) == {"d0"}
     states(world, "d0", wire.WORKER_STATE_DRAINING)
     assert who_is_heavy(world, placer) == set()
-    records = [member.registration for member in world.membership.members() if member.worker_id != "d0"]
-    fourth = wire.WorkerRegistration()
-    fourth.CopyFrom(records[-1])
-    fourth.worker_id = "p2"
-    world.membership.replace([*records, fourth])
+    world.membership.replace([each.registration for each in world.membership.members() if each.worker_id != "d0"])
     assert who_is_heavy(world, placer) == {"d1"}
 
 

@@ -80,6 +80,7 @@ def test_with_one_request_more_all_would_miss_tpot() -> None:
     world, placer = decoding(18)
     with pytest.raises(OverloadedError, match=r"to keep objectives\.tpot_s with one request more: 0\.1 s") as error:
         placer.route(world.job(prompt(1)), is_whole=True)
+    assert placer.supposed(placer.packed(prompt(1), PrefixScope()), 8).reason == "refused_for_tpot"
     # Eight tokens of 90 ms each, nine at a time.
     assert error.value.retry_after_ms == pytest.approx(8 * 90 / 9, rel=0.05)
     flight = busy(world, placer, prompts=2)[0]

@@ -3,8 +3,12 @@
 from random import Random
 from typing import Any, cast
 
+from rachis.v1 import worker_pb2 as wire
+
 from cluster_configs.loading import load
+from cluster_wire import registry
 from cluster_wire.redis_client import RedisClient
+from control_plane.placement.objective_placer import ObjectivePlacer
 from control_plane.server.composition import RouterPorts, build_router
 from control_plane.server.router_server import RouterServer
 from tests.fakes.registry import RegistryRedis
@@ -53,6 +57,20 @@ async def test_pools_are_made_where_their_controller_runs() -> None:
     assert Made(actors=object()).router.parts.pools is not None
     alone = Made().router.parts
     assert alone.pools is None and alone.load_following is None
+
+
+async def test_routers_are_told_what_prompts_take_for_roles() -> None:
+    shared = {"pools.shared.workers": 4, "pools.prefill.workers": 0, "pools.decode.workers": 0}
+    made = Made(**shared, **{"objectives.tpot_s": 0.05})
+    parts = made.router.parts
+    assert isinstance(parts.placer, ObjectivePlacer)
+    parts.placer.roles.prompt(10.0, 7.0)
+    for client in made.clients:
+        client.is_whole = True
+    await parts.sharing.share()
+    fields = [await client.hgetall(registry.loads_key("svc-test")) for client in made.clients]
+    [told] = [value for each in fields for value in each.values()]
+    assert wire.RouterLoads.FromString(told).prefill_rate == parts.placer.prefill_rate() == 0.5
 
 
 async def test_placement_chooses_with_the_configured_seed() -> None:
