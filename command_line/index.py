@@ -207,7 +207,8 @@ def _print_lookup(result: dict[str, Any]) -> None:
     print_table("", ("worker", "pool", "generation", "on the device", "predicted", "in host memory"), rows)
     for choice in result["choices"]:
         if choice["worker_id"] is None:
-            out.print(f"the {choice['pool']} pool has nobody who may get it now")
+            refuses = choice["policy"] == "objectives"
+            out.print(f"the {choice['pool']} pool {'would refuse it' if refuses else 'has nobody who may get it'} now")
             continue
         drawn = f", drawn from {choice['equals']} equals" if choice["equals"] > 1 else ""
         out.print(f"the {choice['pool']} pool would choose {choice['worker_id']} now ({choice['policy']}{drawn})")

@@ -52,15 +52,15 @@ class LoadSharing:
         *,
         router_id: str,
         every_s: float,
-        prefill_rate: Callable[[], float] = lambda: 0.0,
+        roles: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
         now_s: Callable[[], float] = monotonic_s,
     ) -> None:
-        """router_id: another one with each start. prefill_rate: see `RouterLoads`."""
+        """router_id: another one with each start. roles: prefill_rate and prefill_heavy of `RouterLoads`."""
         self._redis = redis
         self._key = registry.loads_key(service_id)
         self._membership = membership
         self._router_id = router_id
-        self._prefill_rate = prefill_rate
+        self._roles = roles
         self._now_s = now_s
         self._number = 0
         self._every_s = every_s
@@ -84,8 +84,10 @@ class LoadSharing:
         self._number += 1
         began_s = self._now_s()
         own = self._membership.shares(began_s)
-        loads = wire.RouterLoads(number=self._number, workers=own, prefill_rate=self._prefill_rate())
-        told = loads.SerializeToString()
+        prefill_rate, prefill_heavy = self._roles()
+        told = wire.RouterLoads(
+            number=self._number, workers=own, prefill_rate=prefill_rate, prefill_heavy=prefill_heavy
+        ).SerializeToString()
         wrote_s = self._now_s()
         async with self._redis.pipeline(transaction=False) as pipeline:
             lease_ms = max(_LEASE_MS, round(SILENT_ROUNDS * self._every_s * 1000))

@@ -36,6 +36,9 @@ class Share(IntEnum):
     ARRIVING = 12
 
 
+# What routers tell of their prompts is an average over about so long.
+PREFILL_RATE_MEMORY_S = 20.0
+_FADED_S = 10 * PREFILL_RATE_MEMORY_S
 # So many rounds without a word are silence.
 SILENT_ROUNDS = 4
 # Of workers: one for each kind of pool, and one that has just been.
@@ -53,6 +56,7 @@ class _Router:
     loads: dict[tuple[str, int], Floats]
     lines: dict[tuple[str, int], Lines]
     prefill_rate: float
+    prefill_heavy: int
 
 
 class OtherRouters:
@@ -65,6 +69,8 @@ class OtherRouters:
         # Of the selections of workers that are asked for in turn, one of each pool, until somebody has said something.
         self._selected: deque[tuple[Sequence[WorkerSnapshot], Floats]] = deque(maxlen=_SELECTIONS)
         self._heard_s = 0.0
+        # Of routers that are gone, or not heard of: what their prompts took, and since when.
+        self._gone: dict[str, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._routers)
@@ -77,7 +83,8 @@ class OtherRouters:
         loads = {(each.worker_id, each.generation): _figures(_column(each)) for each in told.workers}
         lines = {(each.worker_id, each.generation): _lines(each) for each in told.workers if each.lines}
         [prefill_rate] = _figures([told.prefill_rate])
-        self._routers[router_id] = _Router(told.number, now_s, loads, lines, prefill_rate)
+        self._routers[router_id] = _Router(told.number, now_s, loads, lines, prefill_rate, told.prefill_heavy)
+        self._gone.pop(router_id, None)
         self._selected.clear()
 
     def forget_silent(self, present: Iterable[str], now_s: float, *, every_s: float = 0.0) -> list[str]:
@@ -86,7 +93,7 @@ class OtherRouters:
         there, silent_s = set(present), max(self._silent_s, SILENT_ROUNDS * every_s)
         silent = [name for name, router in self._routers.items() if name in there and now_s - router.heard_s > silent_s]
         for name in [*silent, *(self._routers.keys() - there)]:
-            del self._routers[name]
+            self._gone[name] = self._routers.pop(name).prefill_rate, now_s
             self._selected.clear()
         return silent
 
@@ -114,10 +121,17 @@ class OtherRouters:
         own = (worker_id, generation)
         return [router.lines[own] for router in self._routers.values() if own in router.lines]
 
+    def prefill_rate(self, now_s: float) -> float:
+        """Seconds of engine time a second that the prompts take that they have placed of late. What those had that are
+        gone fades, as fast as what their clients bring elsewhere comes to count."""
+        self._gone = {name: gone for name, gone in self._gone.items() if now_s - gone[1] < _FADED_S}
+        fading = (rate * math.exp((at_s - now_s) / PREFILL_RATE_MEMORY_S) for rate, at_s in self._gone.values())
+        return sum(router.prefill_rate for router in self._routers.values()) + sum(fading)
+
     @property
-    def prefill_rate(self) -> float:
-        """Seconds of engine time a second that the prompts take that they have placed of late."""
-        return sum(router.prefill_rate for router in self._routers.values())
+    def prefill_heavy(self) -> int:
+        """Workers that decode little, to whoever has most of them."""
+        return max((router.prefill_heavy for router in self._routers.values()), default=0)
 
     def _summed_up(self, workers: Sequence[WorkerSnapshot]) -> Floats:
         self._heard_s = max(router.heard_s for router in self._routers.values())

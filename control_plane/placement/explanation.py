@@ -51,10 +51,9 @@ def explained(
 
 def pool_choices(explanation: Explanation, configured_policy: str) -> list[admin.PoolChoice]:
     """Whom each pool would choose."""
-    if explanation.ways:
-        [best, *_] = explanation.ways
-        worker_id = best.worker.worker_id
-        return [admin.PoolChoice(pool=wire.POOL_SHARED, worker_id=worker_id, policy=configured_policy, equals=1)]
+    if not explanation.choices:
+        who, policy = explanation.worker_id, configured_policy if explanation.ways else ""
+        return [admin.PoolChoice(pool=wire.POOL_SHARED, worker_id=who, policy=policy, equals=int(bool(who)))]
     return [
         admin.PoolChoice(
             pool=choice.pool,

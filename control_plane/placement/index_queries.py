@@ -20,6 +20,7 @@ from control_plane.intake import validation
 from control_plane.intake.tokenization import Tokenizer
 from control_plane.model.limits import DEFAULT_MAX_TOKENS
 from control_plane.model.prefix_scope import PrefixScope
+from control_plane.placement.decision_log import Explanation
 from control_plane.placement.explanation import MOST_TRACED, decisions_on, explained, not_known, pool_choices
 from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.placer import Placer
@@ -30,7 +31,7 @@ from control_plane.prefix_index.redis_index import IndexHealth
 from control_plane.tracing.told import listed, told
 from control_plane.tracing.told import not_known as not_traced
 from control_plane.tracing.traces import Traces
-from kv_transfer.claims.prefix_chunks import Keys, short_name
+from kv_transfer.claims.prefix_chunks import Keys, PackedPrompt, short_name
 
 MOST_HOTTEST = 1000
 MOST_PLACEMENTS = 100
@@ -82,7 +83,7 @@ class IndexQueries:
         token_ids, scope = await self._checked(request, _SHORTEST, caller)
         prompt = self._placer.packed(token_ids, scope)
         keys = prompt.keys
-        explanation = self._placer.supposed(prompt, _SHORTEST, scope.adapter_digest)
+        explanation = self._supposed(prompt, _SHORTEST, scope, caller)
         matches = self._placer.matches(keys)
         first, whole = self._rates(keys)
         return admin.LookupPrefixResponse(
@@ -110,9 +111,7 @@ class IndexQueries:
         max_tokens = supposed.max_tokens if supposed.HasField("max_tokens") else DEFAULT_MAX_TOKENS
         token_ids, scope = await self._checked(supposed, max_tokens, caller)
         prompt = self._placer.packed(token_ids, scope)
-        weight = self.rules.access.limits_of(caller.tenant).weight
-        found = self._placer.supposed(prompt, max_tokens, scope.adapter_digest, caller.tenant, weight)
-        return explained(found, self._policy)
+        return explained(self._supposed(prompt, max_tokens, scope, caller), self._policy)
 
     def placements(self, request: admin.ListPlacementsRequest, caller: Identity) -> admin.ListPlacementsResponse:
         most = min(request.at_most, MOST_PLACEMENTS)
@@ -166,6 +165,10 @@ class IndexQueries:
             load_only_decisions=self._placer.counts.load_only,
             disaggregation={reason.value: count for reason, count in self._placer.counts.reasons.items()},
         )
+
+    def _supposed(self, prompt: PackedPrompt, max_tokens: int, scope: PrefixScope, caller: Identity) -> Explanation:
+        weight = self.rules.access.limits_of(caller.tenant).weight
+        return self._placer.supposed(prompt, max_tokens, scope.adapter_digest, caller.tenant, weight)
 
     async def _checked(
         self, asked: admin.LookupPrefixRequest | admin.SupposedRequest, max_tokens: int, caller: Identity

@@ -16,9 +16,10 @@ from rachis.v1 import worker_pb2 as wire
 from cluster_core.errors import OverloadedError
 from cluster_core.objectives import RequestClass, class_of, is_best_effort
 from cluster_core.tenant_shares import Claimant
+from control_plane.fleet.candidates import Candidates
 from control_plane.fleet.loads import Floats, Work
 from control_plane.model.job import Job
-from control_plane.model.worker_snapshot import Pool
+from control_plane.model.worker_snapshot import Pool, WorkerSnapshot
 from control_plane.placement import by_objective
 from control_plane.placement.answer_lengths import AnswerLengths
 from control_plane.placement.both_view import DecodeCosts, both_view, to_try
@@ -28,10 +29,9 @@ from control_plane.placement.flight import Placement
 from control_plane.placement.placer import Placer, question_of
 from control_plane.placement.policy import Question
 from control_plane.placement.return_times import ReturnTimes
-from control_plane.placement.roles import Decodes, Roles
+from control_plane.placement.roles import Decodes, Roles, ToldRoles
 from control_plane.placement.session_work import SessionWork
 from control_plane.placement.view import PoolView
-from kv_transfer.claims.claims import no_keys
 from kv_transfer.claims.prefix_chunks import Keys, PackedPrompt
 
 OBJECTIVES = "objectives"
@@ -123,12 +123,12 @@ class ObjectivePlacer(Placer):
             workers = self._membership.candidates(wire.POOL_DECODE, self._now_s())
             self.roles.prompt(work.usual_s(workers.fixed), self._now_s())
 
-    def prefill_heavy(self) -> int:
-        self._look_at_roles(self._views_of(no_keys(), [wire.POOL_DECODE], self._now_s())[wire.POOL_DECODE])
-        return self.roles.heavy(len(self._membership.usable(wire.POOL_DECODE)))
+    def told_roles(self) -> ToldRoles:
+        self._look_at_roles()
+        return ToldRoles(self.roles.prompts(self._now_s()), self.prefill_heavy())
 
-    def prefill_rate(self) -> float:
-        return self.roles.prompts(self._now_s())
+    def prefill_heavy(self) -> int:
+        return len(self._heavy_of(self._membership.usable(wire.POOL_DECODE)))
 
     def place(
         self,
@@ -209,6 +209,7 @@ class ObjectivePlacer(Placer):
         self.counts.bound_elsewhere += worker.worker_id != source
         self.log.bound(job.request_id, job.tenant, worker.worker_id)
         self.counts.decided(wire.POOL_DECODE, OBJECTIVES)
+        self.counts.load_only += self._index.is_stale()
         asked = self._question(job)
         tokens, best_effort = asked.prompt_tokens + asked.max_tokens, is_best_effort(job.priority)
         work = Work(tokens, answer_tokens=asked.max_tokens, best_effort=best_effort)
@@ -247,14 +248,12 @@ class ObjectivePlacer(Placer):
         views = self._current_views(keys, pools) if commits else self._views_of(keys, pools, self._now_s())
         pool = views[wire.POOL_DECODE]
         if commits:
-            self._look_at_roles(pool)
+            self._look_at_roles()
         return pool
 
     def _both_view(self, asks: _Asks, behind: "Floats | None" = None) -> BothView:
         """behind: None: all that waits is before it."""
-        # By names that stay while one is away: no other one, on which others decode, takes its place.
-        registered = self._membership.registered(wire.POOL_DECODE)
-        heavy = registered[: self.roles.heavy(len(asks.pool.candidates))]
+        heavy = self._heavy_of(asks.pool.candidates.workers)
         objectives, tried = self.both.objectives, self._tried_of_late()
         more = behind, tried, self.both.least_tokens
         return both_view(asks.pool, asks.question, self.both.costs, objectives, heavy, *more)
@@ -264,16 +263,26 @@ class ObjectivePlacer(Placer):
         self._tried = {each: at_s for each, at_s in self._tried.items() if now_s - at_s < _TRY_AGAIN_S}
         return self._tried
 
-    def _look_at_roles(self, pool: PoolView) -> None:
+    def _heavy_of(self, usable: Sequence[WorkerSnapshot]) -> frozenset[str]:
+        registered = self._membership.registered(wire.POOL_DECODE)
+        return self.roles.heavy_of(registered, [each.worker_id for each in usable])
+
+    def _look_at_roles(self) -> None:
         """Where hits are not known prompts seem to take more than they do."""
-        workers = pool.candidates
-        if pool.is_stale or not len(workers) or not self.roles.is_due(self._now_s()):
-            return
+        now_s = self._now_s()
+        if self._index.is_stale():
+            self.roles.pause(now_s)
+        elif self.roles.is_due(now_s) and len(workers := self._membership.candidates(wire.POOL_DECODE, now_s)):
+            self._look_at(workers, now_s)
+
+    def _look_at(self, workers: Candidates, now_s: float) -> None:
         costs = self.both.costs or DecodeCosts.measured(workers.fixed)
         requests, tokens = workers.decoding + workers.coming, workers.decoding_tokens + workers.coming_tokens
         added_s = float((requests * costs.s_per_request + tokens * costs.s_per_token).sum())
         decodes = Decodes(float(np.mean(costs.step_s)), added_s, self.both.objectives.step_s)
-        self.roles.look(len(workers), decodes, self._membership.others.prefill_rate, self._now_s())
+        others = self._membership.others
+        told = ToldRoles(others.prefill_rate(now_s), others.prefill_heavy)
+        self.roles.look(len(self._membership.registered(wire.POOL_DECODE)), decodes, told, now_s)
 
     def _taken(self, job: Job, view: BothView, choice: Choice) -> Placement:
         decodes_there = choice.way is not Way.APART and view.is_trial[choice.row]

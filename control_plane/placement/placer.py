@@ -32,6 +32,7 @@ from control_plane.placement.index_ports import IndexPorts
 from control_plane.placement.ledger import Ledger
 from control_plane.placement.policy import Question
 from control_plane.placement.replication import Copy, Demand
+from control_plane.placement.roles import ToldRoles
 from control_plane.placement.session_work import SessionWork
 from control_plane.placement.view import PoolView
 from control_plane.placement.view_builder import ViewBuilder
@@ -120,6 +121,10 @@ class Placer:
         """The request is sent to its worker. The flight has to be ended."""
         return self._ledger.begin(placement)
 
+    def told_roles(self) -> ToldRoles:
+        """What other routers are told of roles, which are looked at where that is due."""
+        return ToldRoles()
+
     # Questions. They change nothing, the seeded choice included.
 
     @property
@@ -138,10 +143,6 @@ class Placer:
     def prefill_heavy(self) -> int:
         """How many of the workers that do both decode little."""
         return 0
-
-    def prefill_rate(self) -> float:
-        """Seconds of engine time a second that prompts take which were placed of late, where roles go by it."""
-        return 0.0
 
     def supposed(
         self, prompt: PackedPrompt, max_tokens: int, adapter: str = "", tenant: str = "", weight: float = 1.0

@@ -12,13 +12,17 @@ needs whole steps, because its prompt is long or late, needs few workers.
 
 A slow loop takes it there: it looks every `_LOOK_S`, changes few workers at a time, and none where little is gained, so
 that noise in what comes turns no worker back and forth; where prompts need none any more they have none.
+Of four to fifteen workers one may be prefill-heavy, and whether it is prompts decide alone. Routers tell each other P,
+and whether they have any, so that they look at the same.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-# Of what prompts take, an average over about so long.
-_MEMORY_S = 20.0
+from control_plane.fleet.other_routers import PREFILL_RATE_MEMORY_S as _MEMORY_S
+
 _LOOK_S = 2.0
 # The fuller workers have to become less full by this share.
 _LEAST_GAIN = 0.05
@@ -43,13 +47,20 @@ class Decodes:
     bound_s: float
 
 
+class ToldRoles(NamedTuple):
+    """What routers tell each other. prefill_rate: P; prefill_heavy: how many they have."""
+
+    prefill_rate: float = 0.0
+    prefill_heavy: int = 0
+
+
 class Roles:
     """One router's. share: of the workers, where that is set; None: as many as are needed."""
 
     def __init__(self, share: float | None = None) -> None:
         self._share = share
-        # Decayed seconds of prompts, and as of when.
-        self._sum_s = 0.0
+        # Decayed seconds of prompts, for how long they have been counted, and as of when.
+        self._sum_s = self._seen_s = 0.0
         self._at_s = self._looked_s = -math.inf
         self._heavy = 0
         # Since when none are wanted where there are some, or some where there are none.
@@ -60,25 +71,36 @@ class Roles:
     def prompt(self, own_s: float, now_s: float) -> None:
         """A prompt takes so much engine time; what is no number of seconds is none."""
         if math.isfinite(own_s):
-            self._sum_s = self._decayed_s(now_s) + own_s
-            self._at_s = now_s
+            self._pass_to(now_s)
+            self._sum_s += own_s
+
+    def pause(self, now_s: float) -> None:
+        """Until now nothing could be counted, nor is anything forgotten."""
+        self._at_s = now_s
 
     def heavy(self, workers: int) -> int:
-        """How many are prefill-heavy now."""
+        """How many of so many are prefill-heavy now."""
         if self._share is not None:
             return int(self._share * workers)
         return min(self._heavy, most_heavy(workers))
+
+    def heavy_of(self, registered: Sequence[str], usable: Sequence[str]) -> frozenset[str]:
+        """Who is: of the usable ones the first of all that are registered, so that nobody on whom others decode takes
+        the place of one that is away."""
+        names = frozenset(registered[: self.heavy(len(registered))])
+        there = [each for each in usable if each in names] if names else []
+        return frozenset(there if self._share is not None else there[: most_heavy(len(usable))])
 
     def is_due(self, now_s: float) -> bool:
         """`look` would look."""
         return self._share is None and now_s - self._looked_s >= _LOOK_S
 
-    def look(self, workers: int, decodes: Decodes, others: float, now_s: float) -> None:
-        """others: P of the other routers, as they have told it."""
+    def look(self, workers: int, decodes: Decodes, others: ToldRoles, now_s: float) -> None:
+        """workers: registered. others: of the other routers together."""
         self._looked_s = now_s
-        prompts = self.prompts(now_s) + others
+        prompts = self.prompts(now_s) + others.prefill_rate
         now = self.heavy(workers)
-        idle = _IDLE_AGAIN if now else _IDLE
+        idle = _IDLE_AGAIN if now or others.prefill_heavy else _IDLE
         best = wanted(workers, prompts, decodes, idle)
         if not self._has_held(now, best, now_s):
             return
@@ -89,11 +111,15 @@ class Roles:
             self.changes += abs(self._heavy - now)
 
     def prompts(self, now_s: float) -> float:
-        """P, of this router's; less than it is while it begins."""
-        return self._decayed_s(now_s) / _MEMORY_S
+        """P, of this router's."""
+        self._pass_to(now_s)
+        return self._sum_s / (_MEMORY_S * -math.expm1(-max(self._seen_s, _HOLD_S) / _MEMORY_S))
 
-    def _decayed_s(self, now_s: float) -> float:
-        return self._sum_s * math.exp((self._at_s - now_s) / _MEMORY_S)
+    def _pass_to(self, now_s: float) -> None:
+        if self._sum_s:
+            self._sum_s *= math.exp((self._at_s - now_s) / _MEMORY_S)
+            self._seen_s += now_s - self._at_s
+        self._at_s = now_s
 
     def _has_held(self, now: int, best: int, now_s: float) -> bool:
         if bool(now) == bool(best):

@@ -270,9 +270,9 @@ def _grammars(config: RachisConfig, ports: RouterPorts) -> Grammars:
 def _sharing(
     config: RachisConfig, service_id: str, membership: Membership, router_id: str, placer: Placer, ports: RouterPorts
 ) -> LoadSharing:
-    redis, every_s, rate = ports.redis(_REDIS_TIMEOUT_S), config.redis.share_loads_s, placer.prefill_rate
+    redis, every_s, roles = ports.redis(_REDIS_TIMEOUT_S), config.redis.share_loads_s, placer.told_roles
     return LoadSharing(
-        redis, service_id, membership, router_id=router_id, every_s=every_s, prefill_rate=rate, now_s=ports.now_s
+        redis, service_id, membership, router_id=router_id, every_s=every_s, roles=roles, now_s=ports.now_s
     )
 
 

@@ -318,7 +318,7 @@ def member_of(worker_id: str) -> Membership:
 async def test_routers_hear_what_the_others_have_and_no_more_once_they_are_gone(connected: Connect) -> None:
     async with client(connected) as first, client(connected) as second:
         one, other = member_of("decode-0"), member_of("decode-0")
-        sharing = LoadSharing(first, "svc", one, router_id="one", every_s=1.0, prefill_rate=lambda: 0.25)
+        sharing = LoadSharing(first, "svc", one, router_id="one", every_s=1.0, roles=lambda: (0.25, 3))
         listening = LoadSharing(second, "svc", other, router_id="other", every_s=1.0)
         one.acquire(one.usable(wire.POOL_DECODE)[0], Work(10), 0.0)
 
@@ -326,7 +326,8 @@ async def test_routers_hear_what_the_others_have_and_no_more_once_they_are_gone(
         await listening.share()
         assert other.candidates(wire.POOL_DECODE, 0.0).in_flight_tokens.tolist() == [10.0]
         assert one.candidates(wire.POOL_DECODE, 0.0).in_flight_tokens.tolist() == [10.0], "its own once"
-        assert (one.others.prefill_rate, other.others.prefill_rate) == (0.0, 0.25)
+        assert (one.others.prefill_rate(0.0), one.others.prefill_heavy) == (0.0, 0)
+        assert (other.others.prefill_rate(0.0), other.others.prefill_heavy) == (0.25, 3)
 
         await sharing.close()
         await listening.share()

@@ -1346,9 +1346,9 @@ class PoolChoice(_message.Message):
     EQUALS_FIELD_NUMBER: _builtins.int
     pool: _worker_pb2.Pool.ValueType
     worker_id: _builtins.str
-    """Empty: no worker of the pool may get requests."""
+    """Empty: no worker of the pool may get requests; or, under policy `objectives`, it would be refused."""
     policy: _builtins.str
-    """As in `PlacementDecision`."""
+    """As in `PlacementDecision`; under policy `objectives` empty where no worker may get requests."""
     equals: _builtins.int
     def __init__(
         self,

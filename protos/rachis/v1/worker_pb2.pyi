@@ -2215,10 +2215,15 @@ class RouterLoads(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     PREFILL_RATE_FIELD_NUMBER: _builtins.int
+    PREFILL_HEAVY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Grows each time."""
     prefill_rate: _builtins.float
-    """Of workers that do both: seconds of engine time a second that the prompts take that it has placed of late."""
+    """Of workers that do both: seconds of engine time a second that the prompts take that it has placed of late, as an
+    average over about 20 s.
+    """
+    prefill_heavy: _builtins.int
+    """Of them, those that decode little now."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerShare]: ...
     def __init__(
@@ -2227,10 +2232,11 @@ class RouterLoads(_message.Message):
         number: _builtins.int = ...,
         workers: _abc.Iterable[Global___WorkerShare] | None = ...,
         prefill_rate: _builtins.float = ...,
+        prefill_heavy: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "prefill_rate", b"prefill_rate", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "prefill_heavy", b"prefill_heavy", "prefill_rate", b"prefill_rate", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

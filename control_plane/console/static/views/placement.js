@@ -19,7 +19,7 @@ const WHY = {
   refused: "refused: no worker was expected to have its first token in time",
   refused_for_tpot: "refused: no worker was expected to keep TPOT with one request more",
 };
-const taken = (placement) => (placement.ways.length && !placement.disaggregation.startsWith("refused") ? [placement.ways[0].worker_id] : []);
+const taken = (placement) => (placement.worker_id ? [placement.worker_id] : []);
 const bound = (placement) => (placement.bound_worker_id ? [placement.bound_worker_id] : []);
 const decided = (placement) => placement.decisions.map((decision) => decision.worker_id || `no ${word(decision.pool)} worker`);
 const chosen = (placement) => [...decided(placement), ...taken(placement), ...bound(placement)].join(" → ") || "–";

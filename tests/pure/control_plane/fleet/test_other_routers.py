@@ -49,12 +49,17 @@ def test_what_several_routers_have_on_a_worker_adds_up(others: OtherRouters) -> 
     ]
 
 
-def test_what_their_prompts_take_adds_up_and_is_forgotten_with_them(others: OtherRouters) -> None:
+def test_what_their_prompts_take_adds_up_and_fades_when_they_are_gone(others: OtherRouters) -> None:
     for name, rate in (("a", 1.5), ("b", 0.5), ("c", math.nan), ("d", -1.0)):
         others.heard(name, wire.RouterLoads(number=1, prefill_rate=rate), 0.0)
-    assert others.prefill_rate == 2.0
+    assert others.prefill_rate(0.0) == 2.0
     others.forget_silent(["b", "c", "d"], 0.0)
-    assert others.prefill_rate == 0.5
+    assert others.prefill_rate(0.0) == 2.0
+    assert others.prefill_rate(20.0) == pytest.approx(0.5 + 1.5 / math.e)
+    others.heard("a", wire.RouterLoads(number=2, prefill_rate=1.0, prefill_heavy=3), 20.0)
+    assert (others.prefill_rate(20.0), others.prefill_heavy) == (1.5, 3)
+    others.forget_silent([], 20.0)
+    assert (others.prefill_rate(300.0), others.prefill_heavy) == (0.0, 0)
 
 
 def test_queues_shrink_and_counts_stay_until_they_are_told_anew(others: OtherRouters) -> None:

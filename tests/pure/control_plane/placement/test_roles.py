@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.placement.roles import Decodes, Roles, fill, most_heavy, wanted
+from control_plane.placement.roles import Decodes, Roles, ToldRoles, fill, most_heavy, wanted
 
 # A step takes 5 ms whatever it decodes, and may take 15.
+ALONE = ToldRoles()
 LITTLE = Decodes(step_s=0.005, added_s=0.01, bound_s=0.015)
 FAIR = Decodes(step_s=0.005, added_s=0.5, bound_s=0.015)
 
@@ -21,7 +22,7 @@ def follow(roles: Roles, prompts: float, decodes: Decodes, seconds: float, worke
         now_s = begin_s + number / 10
         roles.prompt(prompts / 10, now_s)
         if roles.is_due(now_s):
-            roles.look(workers, decodes, others, now_s)
+            roles.look(workers, decodes, ToldRoles(others), now_s)
 
 
 class ClockedRoles(Roles):
@@ -80,7 +81,7 @@ def changes_in_ten_minutes(workers: int, seed: int) -> int:
         while next_s <= now_s:
             roles.prompt(0.5, next_s)
             next_s += rng.expovariate(2 * 0.05 * workers)
-        roles.look(workers, Decodes(0.005, 0.005 * workers, 0.015), 0.0, now_s)
+        roles.look(workers, Decodes(0.005, 0.005 * workers, 0.015), ALONE, now_s)
     return roles.changes
 
 
@@ -92,13 +93,49 @@ def test_prompts_that_are_just_worth_one_of_few_workers_turn_it_back_and_forth_s
     assert sum(changes) / 20 <= 6
 
 
-@pytest.mark.parametrize("own_s", [0.45, 5.0])
-def test_one_long_prompt_is_no_reason_for_a_worker_of_its_own(own_s: float) -> None:
+@pytest.mark.parametrize(("own_s", "earlier_s"), [(0.45, 0.0), (5.0, 100.0)])
+def test_one_long_prompt_is_no_reason_for_a_worker_of_its_own(own_s: float, earlier_s: float) -> None:
+    """Nor is the first one."""
     roles = Roles()
+    roles.prompt(1e-6, -earlier_s)
     roles.prompt(own_s, 0.0)
     for look in range(30):
-        roles.look(4, LITTLE, 0.0, 2.0 * look)
+        roles.look(4, LITTLE, ALONE, 2.0 * look)
     assert roles.changes == 0
+
+
+def test_a_router_that_has_just_begun_takes_what_comes_for_what_will_come() -> None:
+    roles = ClockedRoles()
+    follow(roles, 0.5, LITTLE, 12, workers=4)
+    assert roles.heavy(4) == 1 and roles.prompts(12.0) == pytest.approx(0.5, rel=0.05)
+
+
+def test_what_is_not_counted_for_a_while_is_not_forgotten_meanwhile() -> None:
+    roles = ClockedRoles()
+    follow(roles, 0.3, LITTLE, 60, workers=4)
+    before = roles.prompts(60.0)
+    for now_s in range(61, 120):
+        roles.pause(float(now_s))
+    assert roles.prompts(119.0) == before
+
+
+def test_between_the_thresholds_a_router_has_one_where_another_one_has() -> None:
+    for others, expected in ((ToldRoles(0.17, 0), 0), (ToldRoles(0.17, 1), 1), (ToldRoles(0.13, 1), 0)):
+        roles = Roles()
+        for look in range(30):
+            roles.look(4, LITTLE, others, 2.0 * look)
+        assert roles.heavy(4) == expected
+
+
+def test_who_is_prefill_heavy_stays_while_some_are_away() -> None:
+    roles, names = Roles(), [f"w{number:02d}" for number in range(16)]
+    follow(roles, 60.0, LITTLE, 60, workers=16)
+    assert roles.heavy_of(names, names) == {"w00", "w01"}
+    assert roles.heavy_of(names, names[1:]) == {"w01"}
+    assert roles.heavy_of(names, names[:1] + names[2:]) == {"w00"}
+    assert roles.heavy_of(names, names[2:]) == roles.heavy_of(names, names[:3]) == frozenset()
+    assert roles.heavy_of(names, names) == {"w00", "w01"}
+    assert Roles(0.5).heavy_of(names[:4], names[1:4]) == {"w01"}
 
 
 def test_a_prompt_that_takes_for_ever_is_none() -> None:
@@ -107,7 +144,7 @@ def test_a_prompt_that_takes_for_ever_is_none() -> None:
         roles.prompt(each, 0.0)
     assert roles.prompts(0.0) == 0
     roles.prompt(20.0, 1.0)
-    assert roles.prompts(1.0) == pytest.approx(1.0)
+    assert roles.prompts(1.0) == pytest.approx(1 / -math.expm1(-6 / 20))
 
 
 def test_one_worker_changes_at_a_look_and_of_many_workers_a_sixteenth() -> None:
@@ -115,9 +152,9 @@ def test_one_worker_changes_at_a_look_and_of_many_workers_a_sixteenth() -> None:
         roles = Roles()
         roles.prompt(1000.0, 0.0)
         for now_s in (0.0, 2.0, 4.0):
-            roles.look(workers, LITTLE, 0.0, now_s)
+            roles.look(workers, LITTLE, ALONE, now_s)
             assert roles.heavy(workers) == 0, "prompts have not asked for it for long"
-        roles.look(workers, LITTLE, 0.0, 6.0)
+        roles.look(workers, LITTLE, ALONE, 6.0)
         assert roles.heavy(workers) == most
         assert not roles.is_due(7.9)
         assert roles.is_due(8.0)

@@ -1,5 +1,6 @@
 """Roles where workers come and go, routers are several, the index is stale and sessions have cached what they bring."""
 
+import math
 from functools import partial
 
 import pytest
@@ -10,7 +11,10 @@ from control_plane.placement.by_objective import Objectives, Way
 from control_plane.placement.explanation import pool_choices
 from control_plane.placement.objective_placer import BothRules, ObjectivePlacer
 from tests.pure.control_plane.placement.router_world import CHUNK, DECODE, RouterWorld, prompt
-from tests.pure.control_plane.placement.test_objective_placer import COSTS, placed_by
+from tests.pure.control_plane.placement.test_objective_placer import COSTS, busy, placed_by
+
+# What has come at one moment is taken for what comes in so many seconds in the mean.
+OVER_S = 20 * -math.expm1(-6 / 20)
 
 
 def four_workers(prefill_heavy: float | None = None) -> tuple[RouterWorld, ObjectivePlacer]:
@@ -34,8 +38,8 @@ def look(world: RouterWorld, placer: ObjectivePlacer, seconds: float = 10.0) -> 
     """Some look in so many seconds, as requests would have it; how many are prefill-heavy then."""
     for _ in range(round(seconds / 2)):
         world.now_s += 2.0
-        heavy = placer.prefill_heavy()
-    return heavy
+        placer.told_roles()
+    return placer.prefill_heavy()
 
 
 def who_is_heavy(world: RouterWorld, placer: ObjectivePlacer) -> set[str]:
@@ -78,11 +82,23 @@ def test_a_router_without_requests_looks_as_well() -> None:
     assert RouterWorld().placer.prefill_heavy() == 0
 
 
+def test_of_four_workers_one_that_is_away_for_a_moment_takes_no_role_along() -> None:
+    world, placer = four_workers()
+    placer.roles.prompt(100.0, world.now_s)
+    assert look(world, placer) == 1
+    [_, d1, *_] = world.membership.usable(DECODE)
+    world.membership.suspect(d1)
+    assert look(world, placer, 4.0) == 0, "of three workers none decodes little"
+    world.membership.trust(d1)
+    assert who_is_heavy(world, placer) == {"d0"}
+
+
 def test_a_router_without_requests_of_its_own_has_the_roles_of_the_one_that_places_them() -> None:
     (one, busy), (other, idle) = four_workers(), four_workers()
     busy.roles.prompt(100.0, one.now_s)
     for number in range(4):
-        told = wire.RouterLoads(number=number, prefill_rate=busy.prefill_rate())
+        rate = busy.roles.prompts(one.now_s)
+        told = wire.RouterLoads(number=number, prefill_rate=rate, prefill_heavy=busy.prefill_heavy())
         other.membership.others.heard("busy", told, other.now_s)
         assert look(one, busy, 2.0) == look(other, idle, 2.0)
     assert idle.roles.heavy(4) == 1
@@ -94,13 +110,15 @@ def test_while_hits_are_not_known_roles_stay_and_prompts_count_for_nothing() -> 
     for number in range(20):
         world.now_s += 1.0
         assert placer.place(world.job(prompt(number, 100 * CHUNK)), DECODE, prefills=True) is not None
-    assert (placer.prefill_rate(), placer.prefill_heavy()) == (0.0, 0)
+    assert placer.told_roles() == (0.0, 0)
     assert placer.counts.load_only == 20
     world.is_stale = False
     placer.roles.prompt(100.0, world.now_s)
     assert look(world, placer) == 1
     world.is_stale = True
     assert look(world, placer, 600.0) == 1
+    world.is_stale = False
+    assert look(world, placer, 20.0) == 1, "what came before it still counts"
 
 
 def test_what_a_session_has_found_cached_counts_for_nothing() -> None:
@@ -114,7 +132,7 @@ def test_what_a_session_has_found_cached_counts_for_nothing() -> None:
     session.scope = PrefixScope(adapter=wire.Adapter(name="a", path="/a", digest="digest"))
     session.prompt_changes, session.prefilled_by, session.cached_tokens = True, "d1", 90 * CHUNK
     placer.keep(session)
-    assert placer.prefill_rate() == pytest.approx(0.16 / 20)
+    assert placer.told_roles().prefill_rate == pytest.approx(0.16 / OVER_S)
 
 
 def test_a_session_that_has_lost_its_worker_counts_where_its_prompt_is_computed() -> None:
@@ -122,14 +140,18 @@ def test_a_session_that_has_lost_its_worker_counts_where_its_prompt_is_computed(
     session = world.job(prompt(1))
     session.prompt_changes = True
     placer.keep(session)
-    assert placer.prefill_rate() == 0
+    assert placer.told_roles().prefill_rate == 0
     assert placer.place(session, DECODE, prefills=True) is not None
-    assert placer.prefill_rate() == pytest.approx(0.16 / 20)
+    assert placer.told_roles().prefill_rate == pytest.approx(0.16 / OVER_S)
 
 
 def test_whom_a_lookup_says_would_be_chosen() -> None:
     world, placer = placed_by(Objectives(5.0, 0.1))
     [choice] = pool_choices(placer.supposed(placer.packed(prompt(1), PrefixScope()), 8), "objectives")
     assert (choice.pool, choice.worker_id, choice.policy, choice.equals) == (wire.POOL_SHARED, "d0", "objectives", 1)
+    busy(world, placer, prompts=100)
+    [choice] = pool_choices(placer.supposed(placer.packed(prompt(1), PrefixScope()), 8), "objectives")
+    assert (choice.worker_id, choice.policy, choice.equals) == ("", "objectives", 0)
     world.membership.replace([])
-    assert pool_choices(placer.supposed(placer.packed(prompt(1), PrefixScope()), 8), "objectives") == []
+    [choice] = pool_choices(placer.supposed(placer.packed(prompt(1), PrefixScope()), 8), "objectives")
+    assert (choice.worker_id, choice.policy, choice.equals) == ("", "", 0)

@@ -70,7 +70,7 @@ async def test_routers_are_told_what_prompts_take_for_roles() -> None:
     await parts.sharing.share()
     fields = [await client.hgetall(registry.loads_key("svc-test")) for client in made.clients]
     [told] = [value for each in fields for value in each.values()]
-    assert wire.RouterLoads.FromString(told).prefill_rate == parts.placer.prefill_rate() == 0.5
+    assert wire.RouterLoads.FromString(told).prefill_rate == parts.placer.told_roles().prefill_rate > 0
 
 
 async def test_placement_chooses_with_the_configured_seed() -> None:
