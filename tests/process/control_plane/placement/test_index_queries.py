@@ -12,10 +12,12 @@ from rachis.v1 import generation_pb2 as generation
 from rachis.v1 import worker_pb2 as wire
 
 from cluster_core.clock import unix_ms
+from control_plane.access.tenant_limits import TenantLimits
+from control_plane.placement.decision_log import Explanation
 from control_plane.prefix_index.claim_following import FeedCounts
 from control_plane.prefix_index.redis_index import IndexHealth, WorkerFeedHealth
 from kv_transfer.blocks import Tier
-from kv_transfer.claims.prefix_chunks import short_name
+from kv_transfer.claims.prefix_chunks import PackedPrompt, short_name
 from tests.fakes.answers import completion_of, field_of
 from tests.fakes.cluster import DECODE, PREFILL, Cluster, named, until
 from tests.fakes.indexed_cluster import CHUNK, PROMPT, access, cache, index_of, keys_of
@@ -216,6 +218,21 @@ async def test_questions_change_nothing(cluster: Cluster) -> None:
     assert (told.request_id, [decision.max_tokens for decision in told.decisions]) == ("", [3, 3])
     assert told.disaggregation
     assert remembered(cluster) == before
+
+
+async def test_what_is_supposed_is_supposed_of_whoever_asks(cluster: Cluster) -> None:
+    placer, access = cluster.parts.placer, cluster.parts.queries.rules.access
+    supposed, asked = placer.supposed, []
+
+    def noted(prompt: PackedPrompt, max_tokens: int, adapter: str, tenant: str, weight: float) -> Explanation:
+        asked.append((tenant, weight))
+        return supposed(prompt, max_tokens, adapter, tenant, weight)
+
+    placer.supposed = noted  # type: ignore[method-assign, assignment] # Whose it is shows nowhere else without keys.
+    access.limits_of = lambda tenant: TenantLimits(weight=3.0)  # type: ignore[method-assign] # As a file would say.
+    await lookup(cluster, PROMPT)
+    await explain(cluster, supposed=admin.SupposedRequest(prompt=text_prompt(PROMPT)))
+    assert asked == [("", 3.0)] * 2
 
 
 def remembered(cluster: Cluster) -> dict[str, Any]:

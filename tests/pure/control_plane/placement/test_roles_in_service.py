@@ -104,6 +104,14 @@ def test_a_router_without_requests_of_its_own_has_the_roles_of_the_one_that_plac
     assert idle.roles.heavy(4) == 1
 
 
+def test_between_the_thresholds_a_router_that_starts_has_the_roles_of_the_others() -> None:
+    """4.25% of four workers."""
+    world, placer = four_workers()
+    told = wire.RouterLoads(number=1, prefill_rate=0.17, prefill_heavy=1)
+    world.membership.others.heard("busy", told, world.now_s)
+    assert look(world, placer) == 1
+
+
 def test_while_hits_are_not_known_roles_stay_and_prompts_count_for_nothing() -> None:
     world, placer = four_workers()
     world.is_stale = True
