@@ -11,11 +11,15 @@ session is open), in one process, one after the other. TTFT is reported both way
 figure and from which `speedup_vs_ns` comes, and from open, which includes the retriever's time. `tokens_invalidated`
 and `preemptions` are sums over the sessions' own records, so what stock vLLM preempts in `ns` is not in them.
 `foreign_cores` is what other processes took of the machine during a run: where it differs, the runs do not compare.
+
+Machines differ, so that a rate says little: a load is a share of what this engine computes. A load of 1 is the rate of
+sessions at which it computes all the time where it waits for whole contexts: those of a run that sends all at once.
 """
 
 import gc
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +38,8 @@ from worker_runtime.engine_settings import EngineRole
 
 NON_STREAMING = "ns"
 STREAMED_BASELINE = "default_vllm"
-_SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_AT_ONCE_PER_S = 1e6
 
 
 def names_of_runs(policies: Sequence[str]) -> list[str]:
@@ -43,12 +48,41 @@ def names_of_runs(policies: Sequence[str]) -> list[str]:
 
 
 async def bench_streaming(arguments: dict[str, Any], reports: Reports) -> dict[str, Any]:
-    """{"policies": ..., "workload": ...} for `RachisConfig` "config", "workload" and "policies"."""
+    """{"policies": ..., "workload": ...} for `RachisConfig` "config", "workload" and "policies". With "loads" these for
+    each, with "load", in {"capacity_per_s": ..., "loads": ...}."""
     config = RachisConfig.model_validate(arguments["config"])
     given = arguments["workload"]
     spec = WorkloadSpec(**{**given, "mode": SessionMode(given["mode"])})
-    names = names_of_runs(arguments["policies"])
-    reports.total(len(names) * spec.sessions)
+    names, loads = names_of_runs(arguments["policies"]), arguments["loads"]
+    if not loads:
+        reports.total(len(names) * spec.sessions)
+        return await _compared(config, spec, names, reports)
+    reports.total((1 + len(loads) * len(names)) * spec.sessions)
+    # Without the retriever's time.
+    flood = replace(spec, rate_per_s=_AT_ONCE_PER_S, time_scale=0.0)
+    flooded, *_ = await _runs(config, flood, [NON_STREAMING], reports, "capacity: ")
+    capacity_per_s = spec.sessions / flooded[NON_STREAMING].completion_s
+    rows = []
+    for load in loads:
+        at = replace(spec, rate_per_s=load * capacity_per_s)
+        rows.append({"load": load, **await _compared(config, at, names, reports, called=f"load {load:g}: ")})
+    return {"capacity_per_s": round(capacity_per_s, 3), "loads": rows}
+
+
+async def _compared(
+    config: RachisConfig, spec: WorkloadSpec, names: Sequence[str], reports: Reports, called: str = ""
+) -> dict[str, Any]:
+    replays, foreign_cores, trace = await _runs(config, spec, names, reports, called)
+    table = compare(replays)
+    for name, cores in foreign_cores.items():
+        table[name]["foreign_cores"] = round(cores, 2)
+    return {"policies": table, "workload": {**asdict(spec), "mode": spec.mode.value, **describe(trace, config)}}
+
+
+async def _runs(
+    config: RachisConfig, spec: WorkloadSpec, names: Sequence[str], reports: Reports, called: str
+) -> tuple[dict[str, Replay], dict[str, float], tuple[TracedSession, ...]]:
+    """Of one trace, each with an engine of its own. called: before the names of phases."""
     replays: dict[str, Replay] = {}
     foreign_cores: dict[str, float] = {}
     trace: tuple[TracedSession, ...] = ()
@@ -59,17 +93,14 @@ async def bench_streaming(arguments: dict[str, Any], reports: Reports) -> dict[s
         async with in_process_engine(run_config, EngineRole.PREFILL, reports) as (engine, info):
             # The same for every engine, as these are.
             trace = trace or draw_trace(spec, info.vocabulary_size, info.max_model_len)
-            reports.phase(f"{name}: warming up")
+            reports.phase(f"{called}{name}: warming up")
             await _warm_up(engine, info)
             gc.collect()
-            reports.phase(name)
+            reports.phase(f"{called}{name}")
             before_s, began_s = foreign_cpu_s(), monotonic_s()
             replays[name] = await replay(engine, trace, reports.done, streamed=name != NON_STREAMING)
             foreign_cores[name] = (foreign_cpu_s() - before_s) / (monotonic_s() - began_s)
-    table = compare(replays)
-    for name, cores in foreign_cores.items():
-        table[name]["foreign_cores"] = round(cores, 2)
-    return {"policies": table, "workload": {**given, **describe(trace, config)}}
+    return replays, foreign_cores, trace
 
 
 def compare(replays: Mapping[str, Replay]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Streaming sessions against waiting for the whole context, over the engine's load: `rachis bench streaming --load`.
+"""Streaming sessions against waiting for the whole context over the load: `rachis bench streaming --simulated`.
 
 In simulated time with the real schedulers, on the model of two H200 and the paper's settings
 (`papers.stream2llm_replay`): a seed gives the same figures on every machine. A load of 1 is the rate of sessions at

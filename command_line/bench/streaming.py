@@ -24,14 +24,15 @@ def streaming_command(
     token_scale: Annotated[float, typer.Option(min=0.0001, max=100, help="On the published context lengths.")] = 0.25,
     time_scale: Annotated[float, typer.Option(min=0.0, max=100, help="On the published delays of retrieval.")] = 0.25,
     load: Annotated[
+        str | None,
+        typer.Option(help="Instead of --rate: shares of what the engine computes, measured first, such as 0.5,0.9."),
+    ] = None,
+    simulated: Annotated[
         bool,
         typer.Option(
-            "--load", help="In simulated time, from half to 1.2 of saturation; by mode, policy, sessions and seed."
+            "--simulated", help="In simulated time, by mode, policy, sessions, seed and load, from half to 1.2 of it."
         ),
     ] = False,
-    loads: Annotated[
-        str | None, typer.Option(help="Of --load, as shares of saturation with commas between, such as 0.5,1,1.2.")
-    ] = None,
     kv_blocks: Annotated[int | None, typer.Option(min=8, help="Blocks of the engine; few make memory scarce.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed gives another trace.")] = 0,
     profile: options.Profile = None,
@@ -43,10 +44,11 @@ def streaming_command(
     """TTFT of streamed prompts by policy, against waiting for the whole context."""
     from command_line.bench import streaming_load_run, streaming_run
 
-    if load or loads is not None:
-        simulated = {"mode": mode.value, "sessions": sessions, "seed": seed}
+    loads = streaming_run.load_shares(load)
+    if simulated:
+        drawn = {"mode": mode.value, "sessions": sessions, "seed": seed}
         names = streaming_run.policy_names(policy or streaming_load_run.POLICIES_SHOWN)
-        asyncio.run(streaming_load_run.bench_streaming_load(simulated, names, loads, as_json=as_json))
+        asyncio.run(streaming_load_run.bench_streaming_load(drawn, names, loads, as_json=as_json))
         return
     flags = {"streaming.preemption": preemption, "engine.kv_blocks": kv_blocks}
     given = {key: value for key, value in flags.items() if value is not None}
@@ -60,4 +62,4 @@ def streaming_command(
         "seed": seed,
     }
     names = streaming_run.policy_names(policy or ())
-    asyncio.run(streaming_run.bench_streaming(loaded, workload, names, as_json=as_json))
+    asyncio.run(streaming_run.bench_streaming(loaded, workload, names, loads, as_json=as_json))

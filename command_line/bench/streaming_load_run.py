@@ -1,22 +1,20 @@
-"""`rachis bench streaming --load`: TTFT of streamed prompts over the load, in simulated time."""
+"""`rachis bench streaming --simulated`: TTFT of streamed prompts over the load, in simulated time."""
 
 from typing import Any
 
 from benchmarks.measuring_process import measure_in_process
-from cluster_core.errors import ConfigError
 from command_line.output import out, print_json, print_table
 from command_line.progress import progress_reports
 
 POLICIES_SHOWN = ("default", "fcfs", "default_vllm")
 _DEFAULT_LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
-_MOST_LOAD = 10.0
 _SHARES = ("p50", "p90", "p99")
 
 
 async def bench_streaming_load(
-    workload: dict[str, Any], policies: list[str], loads: str | None, *, as_json: bool
+    workload: dict[str, Any], policies: list[str], loads: list[float], *, as_json: bool
 ) -> None:
-    arguments = {**workload, "policies": policies, "loads": load_shares(loads)}
+    arguments = {**workload, "policies": policies, "loads": loads or list(_DEFAULT_LOADS)}
     with progress_reports() as reports:
         result = await measure_in_process("benchmarks.streaming_load", arguments, reports)
     if as_json:
@@ -32,21 +30,6 @@ async def bench_streaming_load(
         f"{drawn['sessions']} sessions, mode {drawn['mode']}, seed {drawn['seed']}; "
         f"a load of 1: {result['saturation_per_s']:.2f} sessions/s on {drawn['cost_model']}"
     )
-
-
-def load_shares(given: str | None) -> list[float]:
-    """With commas between; None: those shown. Raises ConfigError."""
-    if given is None:
-        return list(_DEFAULT_LOADS)
-    try:
-        loads = [float(each) for each in given.split(",")]
-    except ValueError:
-        loads = []
-    if not loads or not all(0 < each <= _MOST_LOAD for each in loads):
-        raise ConfigError(
-            f"must be numbers above 0 and at most {_MOST_LOAD:g}, with commas between, got {given}", field="--loads"
-        )
-    return loads
 
 
 def _row(load: float, name: str, figures: dict[str, Any]) -> tuple[str, ...]:

@@ -11,21 +11,47 @@ from command_line.output import out, print_json, print_table
 from command_line.progress import progress_reports
 from prefill_worker.policies import POLICIES
 
-_SHARES = ("p50", "p95", "p99")
+_SHARES = ("p50", "p90", "p95", "p99")
+_MOST_LOAD = 10.0
 
 
 async def bench_streaming(
-    loaded: LoadedConfig, workload: dict[str, Any], policies: list[str], *, as_json: bool
+    loaded: LoadedConfig, workload: dict[str, Any], policies: list[str], loads: list[float], *, as_json: bool
 ) -> None:
-    arguments = {"config": loaded.config.model_dump(mode="json"), "workload": workload, "policies": policies}
+    config = loaded.config.model_dump(mode="json")
+    arguments = {"config": config, "workload": workload, "policies": policies, "loads": loads}
     with progress_reports() as reports:
         result = await measure_in_process("benchmarks.streaming", arguments, reports)
     if as_json:
         print_json(result)
-        return
+    elif loads:
+        for row in result["loads"]:
+            _print_runs(row, f", at a load of {row['load']:g}")
+        out.print(f"a load of 1: {result['capacity_per_s']:.2f} sessions/s, as measured")
+    else:
+        _print_runs(result)
+
+
+def load_shares(given: str | None) -> list[float]:
+    """With commas between; None: none. Raises ConfigError."""
+    if given is None:
+        return []
+    try:
+        loads = [float(each) for each in given.split(",")]
+    except ValueError:
+        loads = []
+    if not loads or not all(0 < each <= _MOST_LOAD for each in loads):
+        raise ConfigError(
+            f"must be numbers above 0 and at most {_MOST_LOAD:g}, with commas between, got {given}", field="--load"
+        )
+    return loads
+
+
+def _print_runs(result: dict[str, Any], at: str = "") -> None:
     runs = result["policies"]
     print_table(
-        "TTFT after finish (ms), and how many times faster than ns", ("", *_SHARES, *(f"x {each}" for each in _SHARES)),
+        f"TTFT after finish (ms){at}, and how many times faster than ns",
+        ("", *_SHARES, *(f"x {each}" for each in _SHARES)),
         [(name, *_shares(figures["ttft_after_finish_ms"], 1), *_shares(figures["speedup_vs_ns"], 2))
          for name, figures in runs.items()],
     )  # fmt: skip

@@ -1,11 +1,16 @@
 """The replay against the fake engine, and what is made of its times. Traces here last milliseconds."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
 import pytest
 
-from benchmarks.streaming import compare, describe, names_of_runs
+from benchmarks.streaming import bench_streaming, compare, describe, names_of_runs
 from benchmarks.streaming_replay import Replay, SessionTimes, replay
 from cluster_configs.schema import RachisConfig
 from cluster_core.engine_jobs import SessionMode, SessionProgress, SessionRecord
+from cluster_core.engine_reports import EngineInfo
 from cluster_core.errors import ConfigError, OutOfRangeError, UnavailableError
 from cluster_sim.workloads.streaming import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from tests.command import rachis
@@ -84,7 +89,7 @@ def test_comparison_is_with_the_run_that_waited() -> None:
     streamed = Replay((times(10.0, swaps=1), times(50.0, recomputes=2), times(100.0, invalidated=7)), 10.2)
     table = compare({"ns": waited, "lcas": streamed})
     assert list(table) == ["ns", "lcas"]
-    assert table["ns"]["speedup_vs_ns"] == {"p50": 1.0, "p95": 1.0, "p99": 1.0}
+    assert table["ns"]["speedup_vs_ns"] == {"p50": 1.0, "p90": 1.0, "p95": 1.0, "p99": 1.0}
     assert table["ns"]["preemptions"] == {"swap": 0, "recompute": 0}
     lcas = table["lcas"]
     assert lcas["ttft_after_finish_ms"]["p50"] == 50.0
@@ -108,12 +113,55 @@ def test_workload_tells_what_was_asked_of_which_engine() -> None:
     assert told["kv_blocks"] == RachisConfig().engine.kv_blocks
 
 
+class Heard:
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.steps = 0
+
+    def phase(self, text: str) -> None:
+        self.phases.append(text)
+
+    def total(self, steps: int) -> None:
+        self.steps += steps
+
+    def done(self, steps: int = 1) -> None:
+        self.steps -= steps
+
+
+async def test_loads_are_shares_of_what_the_engine_was_measured_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set-up has an engine of its own at each load, and prompts that no engine has seen."""
+    engines: list[FakeEngine] = []
+
+    @asynccontextmanager
+    async def fake(*_: Any) -> AsyncIterator[tuple[FakeEngine, EngineInfo]]:
+        engines.append(FakeEngine(max_model_len=512))
+        yield engines[-1], EngineInfo("m", "m", 256, 512, 16, 8, "float32")
+
+    # A real engine takes minutes for this.
+    monkeypatch.setattr("benchmarks.streaming.in_process_engine", fake)
+    workload = {"mode": "append", "sessions": 4, "rate_per_s": 2.0, "token_scale": 0.01, "time_scale": 1e-4, "seed": 3}
+    arguments = {
+        "config": RachisConfig().model_dump(mode="json"), "workload": workload, "policies": ["default"],
+        "loads": [0.5, 2.0],
+    }  # fmt: skip
+    heard = Heard()
+    result = await bench_streaming(arguments, heard)
+    capacity_per_s = result["capacity_per_s"]
+    assert [row["load"] for row in result["loads"]] == [0.5, 2.0]
+    for row in result["loads"]:
+        assert row["workload"]["rate_per_s"] == pytest.approx(row["load"] * capacity_per_s, rel=1e-3)
+        assert list(row["policies"]) == ["ns", "default_vllm", "default"]
+    assert len(engines) == 1 + 2 * 3
+    assert heard.steps == 0 and heard.phases[1] == "capacity: ns" and "load 0.5: default" in heard.phases
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["--policy", "fcfs,random"], "--policy: must be of default, default_vllm, fcfs, mcps, lcas, got random"),
         (["--preemption", "often"], "streaming.preemption"),
         (["--set", "engine.kv_blocks=1"], "engine.kv_blocks"),
+        (["--load", "0.5,much"], "--load"),
     ],
 )
 def test_bad_option_is_refused_by_name_before_anything_starts(arguments: list[str], named: str) -> None:
