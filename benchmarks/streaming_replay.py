@@ -39,6 +39,10 @@ class Replay:
     # From the trace's beginning until the last first token.
     completion_s: float
 
+    def and_also(self, other: "Replay") -> "Replay":
+        """One after the other."""
+        return Replay(self.sessions + other.sessions, self.completion_s + other.completion_s)
+
 
 async def replay(
     engine: Engine,

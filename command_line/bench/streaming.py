@@ -27,6 +27,7 @@ def streaming_command(
         str | None,
         typer.Option(help="Instead of --rate: shares of what the engine computes, measured first, such as 0.5,0.9."),
     ] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="How often each policy runs, in turn.")] = 1,
     simulated: Annotated[
         bool,
         typer.Option(
@@ -62,4 +63,4 @@ def streaming_command(
         "seed": seed,
     }
     names = streaming_run.policy_names(policy or ())
-    asyncio.run(streaming_run.bench_streaming(loaded, workload, names, loads, as_json=as_json))
+    asyncio.run(streaming_run.bench_streaming(loaded, workload, names, loads, rounds, as_json=as_json))

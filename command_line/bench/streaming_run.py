@@ -16,10 +16,16 @@ _MOST_LOAD = 10.0
 
 
 async def bench_streaming(
-    loaded: LoadedConfig, workload: dict[str, Any], policies: list[str], loads: list[float], *, as_json: bool
+    loaded: LoadedConfig,
+    workload: dict[str, Any],
+    policies: list[str],
+    loads: list[float],
+    rounds: int,
+    *,
+    as_json: bool,
 ) -> None:
     config = loaded.config.model_dump(mode="json")
-    arguments = {"config": config, "workload": workload, "policies": policies, "loads": loads}
+    arguments = {"config": config, "workload": workload, "policies": policies, "loads": loads, "rounds": rounds}
     with progress_reports() as reports:
         result = await measure_in_process("benchmarks.streaming", arguments, reports)
     if as_json:

@@ -100,6 +100,12 @@ def test_comparison_is_with_the_run_that_waited() -> None:
     assert lcas["tokens_invalidated"] == 7
 
 
+def test_rounds_count_together() -> None:
+    once = Replay((times(10.0, swaps=1),), 10.0)
+    both = once.and_also(Replay((times(30.0, swaps=2),), 11.0))
+    assert (both.completion_s, [each.ttft_after_finish_ms for each in both.sessions]) == (21.0, [10.0, 30.0])
+
+
 def test_both_baselines_always_run_first_and_nothing_runs_twice() -> None:
     assert names_of_runs([]) == ["ns", "default_vllm"]
     assert names_of_runs(["lcas", "default_vllm", "lcas"]) == ["ns", "default_vllm", "lcas"]
@@ -142,7 +148,7 @@ async def test_loads_are_shares_of_what_the_engine_was_measured_to_compute(monke
     workload = {"mode": "append", "sessions": 4, "rate_per_s": 2.0, "token_scale": 0.01, "time_scale": 1e-4, "seed": 3}
     arguments = {
         "config": RachisConfig().model_dump(mode="json"), "workload": workload, "policies": ["default"],
-        "loads": [0.5, 2.0],
+        "loads": [0.5, 2.0], "rounds": 2,
     }  # fmt: skip
     heard = Heard()
     result = await bench_streaming(arguments, heard)
@@ -151,7 +157,11 @@ async def test_loads_are_shares_of_what_the_engine_was_measured_to_compute(monke
     for row in result["loads"]:
         assert row["workload"]["rate_per_s"] == pytest.approx(row["load"] * capacity_per_s, rel=1e-3)
         assert list(row["policies"]) == ["ns", "default_vllm", "default"]
-    assert len(engines) == 1 + 2 * 3
+    assert len(engines) == 1 + 2 * 2 * 3
+    order = [
+        name.removeprefix("load 2: ") for name in heard.phases if name.startswith("load 2: ") and "warm" not in name
+    ]
+    assert order == ["ns", "default_vllm", "default", "default", "default_vllm", "ns"]
     assert heard.steps == 0 and heard.phases[1] == "capacity: ns" and "load 0.5: default" in heard.phases
 
 
