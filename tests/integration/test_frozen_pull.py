@@ -8,6 +8,8 @@ import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -37,6 +39,20 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
         yield workers
 
 
+def threads_stand_still(pid: int) -> bool:
+    try:
+        stats = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except FileNotFoundError:
+        # One has just ended.
+        return False
+    return all(each.rpartition(")")[2].split()[0] == "T" for each in stats)
+
+
+async def is_frozen(pid: int) -> bool:
+    """The signal is sent before its threads have heard of it: one that still runs may serve a whole pull."""
+    return threads_stand_still(pid)
+
+
 async def test_a_pull_from_a_frozen_process_ends_at_its_deadline_and_its_blocks_are_kept_apart(
     pair: tuple[WorkerProcess, WorkerProcess],
 ) -> None:
@@ -56,6 +72,7 @@ async def test_a_pull_from_a_frozen_process_ends_at_its_deadline_and_its_blocks_
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
+        await until(partial(is_frozen, pid), "all threads of the process stand still")
         async with asyncio.timeout(PATIENCE_S):
             answer = await decode.decode(prompt(2), leased)
         held = (await decode.status()).load
@@ -86,6 +103,7 @@ async def test_the_blocks_of_a_request_that_left_during_a_frozen_pull_come_back(
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
+        await until(partial(is_frozen, pid), "all threads of the process stand still")
         leaving = asyncio.create_task(decode.decode(prompt(4), leased))
         await asyncio.sleep(1.0)
         leaving.cancel()
