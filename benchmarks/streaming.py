@@ -117,6 +117,8 @@ def compare(replays: Mapping[str, Replay]) -> dict[str, dict[str, Any]]:
         after_finish_ms = _percentiles(each.ttft_after_finish_ms for each in run.sessions)
         records = [each.record for each in run.sessions if each.record is not None]
         table[name] = {
+            # Of all rounds.
+            "sessions": len(run.sessions),
             "ttft_after_finish_ms": _rounded(after_finish_ms),
             "ttft_from_open_ms": _rounded(_percentiles(each.ttft_from_open_ms for each in run.sessions)),
             "speedup_vs_ns": _rounded({share: waited_ms[share] / ms for share, ms in after_finish_ms.items()}),

@@ -43,13 +43,13 @@ def streaming_command(
     as_json: options.AsJson = False,
 ) -> None:
     """TTFT of streamed prompts by policy, against waiting for the whole context."""
-    from command_line.bench import streaming_load_run, streaming_run
+    from command_line.bench import streaming_run, streaming_simulated_run
 
     loads = streaming_run.load_shares(load)
     if simulated:
         drawn = {"mode": mode.value, "sessions": sessions, "seed": seed}
-        names = streaming_run.policy_names(policy or streaming_load_run.POLICIES_SHOWN)
-        asyncio.run(streaming_load_run.bench_streaming_load(drawn, names, loads, as_json=as_json))
+        names = streaming_run.policy_names(policy or streaming_simulated_run.POLICIES_SHOWN)
+        asyncio.run(streaming_simulated_run.bench_streaming_simulated(drawn, names, loads, as_json=as_json))
         return
     flags = {"streaming.preemption": preemption, "engine.kv_blocks": kv_blocks}
     given = {key: value for key, value in flags.items() if value is not None}

@@ -93,7 +93,8 @@ class OtherRouters:
         there, silent_s = set(present), max(self._silent_s, SILENT_ROUNDS * every_s)
         silent = [name for name, router in self._routers.items() if name in there and now_s - router.heard_s > silent_s]
         for name in [*silent, *(self._routers.keys() - there)]:
-            self._gone[name] = self._routers.pop(name).prefill_rate, now_s
+            if rate := self._routers.pop(name).prefill_rate:
+                self._gone[name] = rate, now_s
             self._selected.clear()
         return silent
 

@@ -33,6 +33,8 @@ _MOST_CHANGE = 1 / 16
 _IDLE, _IDLE_AGAIN = 0.05, 0.035
 # Between none and one there is no choice: prompts have to ask for it for so long, one that is long and alone does not.
 _HOLD_S = 6.0
+# No prompt takes longer: what is said of one that does is an error, and soon forgotten.
+_MOST_S = 86_400.0
 # Of so few workers one that decodes little is too much; of more, one is not.
 _FEW = 3
 _MOST_HEAVY = 1 / 8
@@ -72,7 +74,7 @@ class Roles:
         """A prompt takes so much engine time; what is no number of seconds is none."""
         if math.isfinite(own_s):
             self._pass_to(now_s)
-            self._sum_s += own_s
+            self._sum_s += min(own_s, _MOST_S)
 
     def pause(self, now_s: float) -> None:
         """Until now nothing could be counted, nor is anything forgotten."""

@@ -7,6 +7,7 @@ import pytest
 
 from cluster_core.engine_jobs import SessionMode
 from cluster_sim.workloads.streaming import WorkloadSpec, draw_trace
+from tests.fakes.reports import HeardReports
 
 pytestmark = pytest.mark.integration
 
@@ -107,12 +108,12 @@ def test_contexts_of_more_pages_have_more_tokens_where_both_are_drawn_as_one() -
 
 
 async def test_a_sweep_over_the_load_compares_each_order_with_waiting_and_says_what_was_thrown_away() -> None:
-    from benchmarks.streaming_load import bench_streaming_load
+    from benchmarks.streaming_simulated import bench_streaming_simulated
 
     arguments = {"mode": "update", "sessions": 25, "seed": 3, "policies": ["default", "fcfs"], "loads": [0.5, 1.2]}
-    told = _Told()
-    result = await bench_streaming_load(arguments, told)
-    assert result == await bench_streaming_load(arguments, _Told())
+    told = HeardReports()
+    result = await bench_streaming_simulated(arguments, told)
+    assert result == await bench_streaming_simulated(arguments, HeardReports())
     assert told.steps_done == told.steps_in_all == 1 + 2 * 3
     low, high = result["loads"]
     assert high["rate_per_s"] == pytest.approx(1.2 * result["saturation_per_s"], abs=0.001)
@@ -123,19 +124,3 @@ async def test_a_sweep_over_the_load_compares_each_order_with_waiting_and_says_w
         ratio = waited["ttft_after_finish_s"]["p50"] / default["ttft_after_finish_s"]["p50"]
         assert default["speedup_vs_ns"]["p50"] == pytest.approx(ratio, rel=0.01)
     assert high["policies"]["ns"]["busy_share"] > low["policies"]["ns"]["busy_share"]
-
-
-class _Told:
-    """Counts what a measurement reports."""
-
-    def __init__(self) -> None:
-        self.steps_in_all = self.steps_done = 0
-
-    def phase(self, text: str) -> None:
-        assert text
-
-    def total(self, steps: int) -> None:
-        self.steps_in_all = steps
-
-    def done(self, steps: int = 1) -> None:
-        self.steps_done += steps

@@ -25,6 +25,7 @@ from cluster_core.errors import ConfigError, InvalidInputError
 from cluster_sim.workloads.few_shot import SHAPES, generated
 from cluster_sim.workloads.traces import MOONCAKE_BLOCK_TOKENS, Trace
 from tests.command import handed_over, rachis
+from tests.fakes.reports import HeardReports
 
 BLOCK = MOONCAKE_BLOCK_TOKENS
 # Blocks of each prompt. With room for two, lru has lost block 2 each time when it is asked for again.
@@ -33,18 +34,6 @@ PROMPTS = [[1, 2], [3], [1, 2], [4], [1, 2]]
 
 def small(requests: int = 40) -> Trace:
     return generated(SHAPES["mmlu"], requests=requests, noise_share=0.2)
-
-
-class Reported:
-    def __init__(self) -> None:
-        self.phases: list[str] = []
-        self.steps = 0
-
-    def phase(self, text: str) -> None:
-        self.phases.append(text)
-
-    def done(self, steps: int = 1) -> None:
-        self.steps += steps
 
 
 @pytest.fixture
@@ -89,10 +78,10 @@ def test_a_name_that_is_none_is_refused_with_those_that_are(given: list[str], sa
 
 
 def test_what_comes_to_the_same_is_replayed_once() -> None:
-    reported, capacities = Reported(), Capacities(100, 0)
+    reported, capacities = HeardReports(), Capacities(100, 0)
     runs = compare(small(), POLICIES, capacities, 40, reported)
     assert runs["E"] is runs["hotprefix"] is runs["E+A+P"]
-    assert reported.steps == 40 * number_of_replays(POLICIES, [capacities])
+    assert reported.steps_done == 40 * number_of_replays(POLICIES, [capacities])
     assert "E+A+P" not in reported.phases
     with_host = Capacities(100, 100)
     assert number_of_replays(POLICIES, [with_host]) > number_of_replays(POLICIES, [capacities])
@@ -104,7 +93,7 @@ def test_what_comes_to_the_same_is_replayed_once() -> None:
 def test_facts_are_those_of_a_cache_without_end() -> None:
     known = facts(small())
     capacities = Capacities(known.distinct_blocks, 0)
-    runs = compare(small(), [BASELINE, OPTIMUM, "rachis"], capacities, known.requests, Reported())
+    runs = compare(small(), [BASELINE, OPTIMUM, "rachis"], capacities, known.requests, HeardReports())
     assert all(run.ratios.hit_ratio == pytest.approx(known.ideal_hit_ratio) for run in runs.values())
     assert (known.requests, known.block_tokens) == (40, 16)
 

@@ -15,6 +15,7 @@ from cluster_core.errors import ConfigError, OutOfRangeError, UnavailableError
 from cluster_sim.workloads.streaming import TimedInput, TracedSession, WorkloadSpec, draw_trace
 from tests.command import rachis
 from tests.fakes.engine import FakeEngine
+from tests.fakes.reports import HeardReports
 
 
 def trace(mode: SessionMode, sessions: int = 5) -> tuple[TracedSession, ...]:
@@ -119,21 +120,6 @@ def test_workload_tells_what_was_asked_of_which_engine() -> None:
     assert told["kv_blocks"] == RachisConfig().engine.kv_blocks
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.phases: list[str] = []
-        self.steps = 0
-
-    def phase(self, text: str) -> None:
-        self.phases.append(text)
-
-    def total(self, steps: int) -> None:
-        self.steps += steps
-
-    def done(self, steps: int = 1) -> None:
-        self.steps -= steps
-
-
 async def test_loads_are_shares_of_what_the_engine_was_measured_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each set-up has an engine of its own at each load, and prompts that no engine has seen."""
     engines: list[FakeEngine] = []
@@ -145,24 +131,36 @@ async def test_loads_are_shares_of_what_the_engine_was_measured_to_compute(monke
 
     # A real engine takes minutes for this.
     monkeypatch.setattr("benchmarks.streaming.in_process_engine", fake)
+    drawn: list[WorkloadSpec] = []
+
+    def noted(spec: WorkloadSpec, *sizes: int) -> tuple[TracedSession, ...]:
+        drawn.append(spec)
+        return draw_trace(spec, *sizes)
+
+    # How fast sessions come shows in no answer.
+    monkeypatch.setattr("benchmarks.streaming.draw_trace", noted)
     workload = {"mode": "append", "sessions": 4, "rate_per_s": 2.0, "token_scale": 0.01, "time_scale": 1e-4, "seed": 3}
     arguments = {
         "config": RachisConfig().model_dump(mode="json"), "workload": workload, "policies": ["default"],
         "loads": [0.5, 2.0], "rounds": 2,
     }  # fmt: skip
-    heard = Heard()
+    heard = HeardReports()
     result = await bench_streaming(arguments, heard)
     capacity_per_s = result["capacity_per_s"]
     assert [row["load"] for row in result["loads"]] == [0.5, 2.0]
     for row in result["loads"]:
         assert row["workload"]["rate_per_s"] == pytest.approx(row["load"] * capacity_per_s, rel=1e-3)
         assert list(row["policies"]) == ["ns", "default_vllm", "default"]
+        assert [figures["sessions"] for figures in row["policies"].values()] == [8, 8, 8]
+    assert (drawn[0].rate_per_s, drawn[0].time_scale) == (1e6, 0.0), "all at once, and nothing is waited for"
+    assert [each.time_scale for each in drawn[1:]] == [1e-4, 1e-4]
     assert len(engines) == 1 + 2 * 2 * 3
     order = [
         name.removeprefix("load 2: ") for name in heard.phases if name.startswith("load 2: ") and "warm" not in name
     ]
     assert order == ["ns", "default_vllm", "default", "default", "default_vllm", "ns"]
-    assert heard.steps == 0 and heard.phases[1] == "capacity: ns" and "load 0.5: default" in heard.phases
+    assert heard.steps_done == heard.steps_in_all > 0
+    assert heard.phases[1] == "capacity: ns"
 
 
 @pytest.mark.parametrize(

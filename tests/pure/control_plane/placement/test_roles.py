@@ -147,6 +147,14 @@ def test_a_prompt_that_takes_for_ever_is_none() -> None:
     assert roles.prompts(1.0) == pytest.approx(1 / -math.expm1(-6 / 20))
 
 
+def test_a_prompt_that_takes_longer_than_any_is_soon_forgotten() -> None:
+    roles = ClockedRoles()
+    for _ in range(5):
+        roles.prompt(1e308, 0.0)
+    follow(roles, 0.01, LITTLE, 360, workers=4)
+    assert (roles.prompts(360.0) < 0.1, roles.heavy(4)) == (True, 0)
+
+
 def test_one_worker_changes_at_a_look_and_of_many_workers_a_sixteenth() -> None:
     for workers, most in ((16, 1), (64, 4)):
         roles = Roles()

@@ -21,7 +21,7 @@ SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _FLOOD_PER_S = 1000.0
 
 
-async def bench_streaming_load(arguments: dict[str, Any], reports: Reports) -> dict[str, Any]:
+async def bench_streaming_simulated(arguments: dict[str, Any], reports: Reports) -> dict[str, Any]:
     """{"saturation_per_s", "loads", "workload"} for "mode", "sessions", "seed", "policies", "loads"."""
     mode = SessionMode(arguments["mode"])
     given = {"mode": mode, "sessions": arguments["sessions"], "seed": arguments["seed"]}
@@ -73,4 +73,4 @@ def _rounded(values: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_measurement(bench_streaming_load)
+    run_measurement(bench_streaming_simulated)

@@ -11,12 +11,12 @@ _DEFAULT_LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 _SHARES = ("p50", "p90", "p99")
 
 
-async def bench_streaming_load(
+async def bench_streaming_simulated(
     workload: dict[str, Any], policies: list[str], loads: list[float], *, as_json: bool
 ) -> None:
     arguments = {**workload, "policies": policies, "loads": loads or list(_DEFAULT_LOADS)}
     with progress_reports() as reports:
-        result = await measure_in_process("benchmarks.streaming_load", arguments, reports)
+        result = await measure_in_process("benchmarks.streaming_simulated", arguments, reports)
     if as_json:
         print_json(result)
         return
