@@ -241,6 +241,8 @@ async def test_a_repeated_prompt_is_found_in_the_tiers_and_listed_as_hot(
     before = engine.status().tiers
     if before is None:
         pytest.skip("it keeps no tiers")
+    # Of other tests: one may be as long as ours.
+    earlier = {each.hash for each in await engine.hottest_prefixes(1000)}
 
     for _ in range(2):
         await outputs_of(engine, make_job(1, prompt=prompt))
@@ -256,9 +258,10 @@ async def test_a_repeated_prompt_is_found_in_the_tiers_and_listed_as_hot(
     assert hits == (len(prompt) - 1) // block_size * block_size
     assert after.device_capacity_blocks >= after.device_blocks >= len(prompt) // block_size
 
-    hottest = await engine.hottest_prefixes(100)
+    hottest = await engine.hottest_prefixes(1000)
     assert [each.priority for each in hottest] == sorted((each.priority for each in hottest), reverse=True)
-    [ours] = [each for each in hottest if each.tokens == len(prompt) // block_size * block_size]
+    [ours] = [each for each in hottest if each.hash not in earlier]
+    assert ours.tokens == len(prompt) // block_size * block_size
     assert (ours.frequency, ours.device_blocks) == (2, len(prompt) // block_size)
     assert len(await engine.hottest_prefixes(1)) == 1
 
