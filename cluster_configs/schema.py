@@ -500,7 +500,9 @@ class StreamingSection(Section):
         description="Absolute path of a file written by `rachis profile`; null takes rough figures for the device.",
     )
     starvation_s: Seconds = Field(
-        5.0, description="Nobody is admitted before who waited so long and does not fit; `lcas` puts them first."
+        5.0,
+        description="Nobody is admitted before who waited so long and does not fit; `lcas` puts them first, and"
+        " `default` holds none of them back.",
     )
     max_backlog_tokens: int = Field(
         131_072, ge=1, description="Tokens that wait to be computed before a session's client is slowed."

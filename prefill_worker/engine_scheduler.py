@@ -29,6 +29,7 @@ from cluster_core.clock import monotonic_s
 from kv_transfer.handoff.emitted_output import EmittedOutput
 from kv_transfer.tiers.tiered_scheduling import TieredScheduling
 from prefill_worker.leased_blocks import LeasedBlocks
+from prefill_worker.partial_budget import WholePrompts
 from prefill_worker.policies import BOUND_PARTIAL, make_policy
 from prefill_worker.scheduler_settings import SchedulerSettings
 from prefill_worker.streaming_request import StreamingRequest
@@ -48,6 +49,8 @@ class StreamingMixin(TwoPhase):
         self._order = make_policy(settings.policy, settings.starvation_s)
         self._bounds_partial = settings.policy in BOUND_PARTIAL
         self._survival = SurvivalEstimates()
+        self._whole_prompts = WholePrompts()
+        self.holds_back = False
         self._starvation_s = settings.starvation_s
         self._sessions = {}
         self._ended = {}
@@ -71,6 +74,8 @@ class StreamingMixin(TwoPhase):
             self._hold_back(request)
             if not request.num_tokens:
                 self._set_parked(request)
+        else:
+            self._whole_prompts.came(request.arrived_s)
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -79,6 +84,7 @@ class StreamingMixin(TwoPhase):
             with self._in_short_steps():
                 output = self._schedule_in_two_phases(lambda: super(StreamingMixin, self).schedule(throttle_prefills))
         else:
+            self.holds_back = False
             output = super().schedule(throttle_prefills)
             self._note_unplanned(output.num_scheduled_tokens)
         self._speed.began(output, output.total_num_scheduled_tokens, now_s)

@@ -61,6 +61,7 @@ class PlannedQueues(_Scheduler):
             request = self.requests[grant.contender.request_id]
             if grant.tokens >= grant.contender.remaining_tokens:
                 continue
+            request.make_hashes()
             if request.num_computed_tokens:
                 request.step_limit = request.num_computed_tokens + grant.tokens
             elif request.input_open:

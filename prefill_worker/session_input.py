@@ -17,6 +17,7 @@ from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import SessionMode, SessionRecord
 from cluster_core.token_prefix import longest_common_prefix
 from kv_transfer import vllm_private
+from prefill_worker.partial_budget import WholePrompts
 from prefill_worker.session_ledger import SessionLedger
 from prefill_worker.streaming_request import LOADING, NEVER, PARKED
 from prefill_worker.survival import SurvivalEstimates
@@ -45,6 +46,7 @@ class SessionInput(_Scheduler):
     _lost_idle: set[str]
     _late_input: dict[str, list[_Input]]
     _survival: SurvivalEstimates
+    _whole_prompts: WholePrompts
     swaps: Any
 
     def open_session(self, request: Request, mode: SessionMode) -> None:
@@ -126,9 +128,10 @@ class SessionInput(_Scheduler):
         if given.replaces:
             ledger.kept(self._ready_tokens(request))
         if given.closes:
-            self._survival.closed(request.request_id, now_s)
+            self._whole_prompts.came(now_s)
+            self._survival.closed(request.request_id)
         else:
-            self._survival.updated(request.request_id, common, len(prompt), now_s)
+            self._survival.updated(request.request_id, common, len(prompt))
         # A list of its own: the model runner may hold the one before.
         request.prompt_token_ids = prompt
         known[common:] = prompt[common:]
@@ -136,8 +139,7 @@ class SessionInput(_Scheduler):
         request.held_tokens = 0 if given.closes else min(1, len(prompt))
         request.input_open = not given.closes
         self._set_lost(request, False)
-        del request.block_hashes[min(common, request.num_tokens) // self.hash_block_size :]
-        request.update_block_hashes()
+        request.forget_hashes(min(common, request.num_tokens), self.hash_block_size)
         # The model runner forgets the request, and hears of it again as a new one.
         self.reset_preempted_req_ids.add(request.request_id)
         self.prev_step_scheduled_req_ids.discard(request.request_id)
@@ -187,7 +189,7 @@ class SessionInput(_Scheduler):
 
     def _hold_back(self, request: Any) -> None:
         request.held_tokens = min(1, len(vllm_private.token_ids(request)))
-        del request.block_hashes[request.num_tokens // self.hash_block_size :]
+        request.forget_hashes(request.num_tokens, self.hash_block_size)
 
     def _set_parked(self, request: Any) -> None:
         request.status = PARKED

@@ -45,6 +45,11 @@ class StepSpeed:
         """While several tenants or priorities take turns; likewise."""
         return self._limit.tokens
 
+    @property
+    def fixed_tokens(self) -> float:
+        """What any step costs, by what is computed meanwhile; 0 where it is not known."""
+        return self.tokens_per_s * self._limit.fixed_s
+
     def left_tokens(self, remaining_tokens: int, waited_s: float) -> float:
         """What is left of a prompt, less what its wait has earned: `AGEING` of what the engine computes meanwhile. By
         the wait alone before the speed is known."""

@@ -8,15 +8,12 @@ by depth, as a share of the prompt, since lists of documents are replaced as a w
 A session is told from its client, and a client from the service: what the wider has seen counts as much as a few
 versions. Before anything was seen everything is believed to stay. Sums are by tokens, so that a short prompt before the
 first list says little, and fade with each version after them.
-
-How many versions end in a second says what a step costs that computes what may not stay (`partial_budget`).
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from math import exp
 from typing import NamedTuple
 
 # Parts of a prompt that are told apart.
@@ -26,8 +23,6 @@ PRIOR_VERSIONS = 2.0
 # What is left of a version with each one after it: about the last hundred count.
 KEEP = 0.99
 MOST_CLIENTS = 1024
-# Over how long the ends of versions are counted.
-RATE_S = 20.0
 
 
 class Slice(NamedTuple):
@@ -109,13 +104,6 @@ class SurvivalEstimates:
         # The least recently used first.
         self._clients: OrderedDict[str, _Seen] = OrderedDict()
         self._all = _Seen()
-        # As it was when the last version ended.
-        self._ends_per_s = 0.0
-        self._ended_s = 0.0
-
-    def ends_per_s(self, now_s: float) -> float:
-        """Versions that end in a second, of late."""
-        return self._ends_per_s * exp((self._ended_s - now_s) / RATE_S)
 
     def planned(self) -> None:
         """A step is planned: what is known now could be computed in it."""
@@ -125,13 +113,12 @@ class SurvivalEstimates:
         session = self._sessions[name] = _Session(client, known_tokens, self._plans)
         session.survival = self._survival(session)
 
-    def updated(self, name: str, kept_tokens: int, known_tokens: int, now_s: float) -> None:
+    def updated(self, name: str, kept_tokens: int, known_tokens: int) -> None:
         """An input left so many tokens of the prompt, which has `known_tokens` now. Sessions that it does not know are
         ignored."""
         session = self._sessions.get(name)
         if session is None:
             return
-        self._count(now_s)
         if session.since < self._plans:
             if session.before is not None:
                 self._learn(session, _Ending.FOLLOWED, *session.before)
@@ -141,12 +128,11 @@ class SurvivalEstimates:
         session.known_tokens, session.since = known_tokens, self._plans
         session.survival = self._survival(session)
 
-    def closed(self, name: str, now_s: float) -> None:
+    def closed(self, name: str) -> None:
         """Its prompt is final. Sessions that it does not know are ignored."""
         session = self._sessions.pop(name, None)
         if session is None:
             return
-        self._count(now_s)
         is_computable = session.since < self._plans
         if session.before is not None:
             self._learn(session, _Ending.FOLLOWED if is_computable else _Ending.LAST, *session.before)
@@ -186,10 +172,6 @@ class SurvivalEstimates:
             assert min(each.ended) >= 0
             assert all(0 <= kept <= updated * (1 + 1e-9) for kept in each.kept)
             assert sorted(each.kept, reverse=True) == each.kept, "what is deeper survives no longer"
-
-    def _count(self, now_s: float) -> None:
-        self._ends_per_s = self.ends_per_s(now_s) + 1 / RATE_S
-        self._ended_s = now_s
 
     def _learn(self, session: _Session, ending: _Ending, tokens: int, kept_tokens: int) -> None:
         client = self._clients.setdefault(session.client, _Seen())

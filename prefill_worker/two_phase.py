@@ -19,7 +19,7 @@ from kv_transfer import vllm_private
 from kv_transfer.limited_request import last_step_runs
 from kv_transfer.request_tenant import tenant_of
 from prefill_worker.leased_blocks import LeasedBlocks
-from prefill_worker.partial_budget import PartialBudget
+from prefill_worker.partial_budget import PartialBudget, WholePrompts
 from prefill_worker.planned_queues import PlannedQueues
 from prefill_worker.planning import Grant, StepPlan, plan_step, reached_tokens, victims
 from prefill_worker.policies import Contender, Policy, Tenure
@@ -41,6 +41,9 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
     _leased: LeasedBlocks
     # Sessions that still take input are computed little at a time, and beside no whole prompt.
     _bounds_partial: bool
+    _whole_prompts: WholePrompts
+    # All who are here contend, and none of those who want a step gets one.
+    holds_back: bool
     _starvation_s: float
     # Free blocks that sessions may still take back which lost theirs while they were idle.
     _idle_room_blocks: int
@@ -73,6 +76,8 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             name for name, request in self.requests.items() if request.status is LOADING and self.is_loading(name)
         }
         self._refused = set() if output.num_scheduled_tokens else self._refused | before.keys()
+        wants = any(each.remaining_tokens for each in plan.left_out)
+        self.holds_back = wants and not plan.grants and len(contenders) == len(self.requests)
         for contender in plan.left_out:
             request = self.requests[contender.request_id]
             if contender.remaining_tokens and request.waiting_since_s == NEVER:
@@ -104,8 +109,9 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             ordered.sort(key=self._turn)
         budget = reach = self.max_num_scheduled_tokens
         known = set[str]()
+        beside_whole = not self._bounds_partial
         while True:
-            self._look_up_within(ordered, reach, known)
+            self._look_up_within(ordered, reach, known, beside_whole=beside_whole)
             plan = plan_step(
                 ordered,
                 budget,
@@ -121,13 +127,18 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
                 return plan
             # Behind those that do not fit there are others. A hit takes free blocks, so vLLM would refuse them.
             reach *= 2
+            beside_whole = True
 
-    def _look_up_within(self, ordered: list[Contender], reach: int, known: set[str]) -> None:
-        """Those that come first, as far as they have so many tokens to compute. known: by name, who has been."""
-        ahead = 0
+    def _look_up_within(self, ordered: list[Contender], reach: int, known: set[str], *, beside_whole: bool) -> None:
+        """Those that come first, as far as they have so many tokens to compute. known: by name, who has been.
+        beside_whole: also who still takes input, behind a prompt that is whole; it would need hashes for that."""
+        ahead, is_beside_whole = 0, False
         for contender in ordered:
             if ahead >= reach:
                 break
+            if is_beside_whole and not beside_whole and not contender.complete:
+                continue
+            is_beside_whole |= contender.complete and not contender.decodes and contender.remaining_tokens > 0
             if contender.request_id not in known:
                 known.add(contender.request_id)
                 if not contender.held_blocks and contender.remaining_tokens:
@@ -135,13 +146,14 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             ahead += contender.remaining_tokens
 
     def _partial_budget(self, now_s: float) -> PartialBudget:
-        """So that a prompt that is whole meanwhile waits for a short step at most; of a block at least."""
-        speed, ends_per_s = self._speed, self._survival.ends_per_s(now_s)
+        """So that a prompt that is whole meanwhile waits for a short step at most."""
+        speed = self._speed
         return PartialBudget(
             max(self.block_size, speed.short_step_tokens),
             self._survival.slices,
-            price=ends_per_s / speed.tokens_per_s if speed.tokens_per_s else 0.0,
-            least_tokens=self.block_size,
+            price=self._whole_prompts.per_s(now_s) / speed.tokens_per_s if speed.tokens_per_s else 0.0,
+            fixed_tokens=max(self.block_size, speed.fixed_tokens),
+            overdue_since_s=now_s - self._starvation_s,
         )
 
     @property

@@ -25,8 +25,6 @@ from worker_runtime.job_stream import JobStream
 
 logger = logging.getLogger(__name__)
 
-# While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
-_NAP_S = 0.001
 # A thread that hangs inside vLLM does not keep its process from ending.
 _STOP_TIMEOUT_S = 20.0
 
@@ -185,8 +183,9 @@ class EngineThread:
         with self.heartbeat.step():
             work.step()
         self.heartbeat.copies(work.copying_since_s())
-        if not work.is_computing():
-            self._carry_out(work, block=True, timeout_s=_NAP_S)
+        nap_s = work.nap_s()
+        if nap_s:
+            self._carry_out(work, block=True, timeout_s=nap_s)
 
     def _carry_out(self, work: EngineWork, *, block: bool, timeout_s: float | None = None) -> None:
         try:

@@ -38,6 +38,7 @@ from cluster_sim.engines.vllm_steps import TOKEN, StepBegin, StepModel, Steps
 from kv_transfer import vllm_private
 from kv_transfer.claims.claims import ClaimChange
 from kv_transfer.claims.prefix_chunks import Keys
+from prefill_worker.partial_budget import HELD_NAP_S
 from worker_runtime.step_costs import StepCosts
 
 _NEVER = math.inf
@@ -235,8 +236,7 @@ class VllmSimEngine:
         if name not in self._pulling:
             return
         self._pulling.remove(name)
-        entry = self._entries.get(name)
-        if entry is not None:
+        if entry := self._entries.get(name):
             lacked = entry.request.prefill_stats.num_external_cached_tokens if entry.request.prefill_stats else 0
             self._measured.pulled(landed_s - entry.asked_s, lacked)
         self._report(KVConnectorOutput(finished_recving={name}))
@@ -313,6 +313,8 @@ class VllmSimEngine:
                 return
             scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
             vain_steps += 1
+        if getattr(scheduler, "holds_back", False):
+            self._wanted_s = self._clock.now_s + HELD_NAP_S
 
     def _goes_on(self) -> bool:
         """Whether a step without work, after some others, leaves the next one something to do."""
@@ -332,8 +334,7 @@ class VllmSimEngine:
         now_s = self._clock.now_s
         for name, tokens in pulled:
             self._pulling.add(name)
-            entry = self._entries.get(name)
-            if entry is not None:
+            if entry := self._entries.get(name):
                 entry.asked_s = now_s
                 self._outcomes.append(Outcome(entry.job, OutcomeKind.PULLS, now_s, tokens))
         pulled.clear()
@@ -341,8 +342,7 @@ class VllmSimEngine:
     def _count_preemptions(self, output: Any) -> None:
         for name in output.preempted_req_ids or ():
             self._readers.leave(name)
-            entry = self._entries.get(name)
-            if entry is not None and entry.request.num_preemptions > entry.preemptions:
+            if (entry := self._entries.get(name)) and entry.request.num_preemptions > entry.preemptions:
                 entry.preemptions = entry.request.num_preemptions
                 self.totals.preemptions += 1
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -259,13 +260,14 @@ def _plans_do_not_see_host_memory() -> AbstractContextManager[Any]:
     return mock.patch.object(TieredScheduling, "tokens_in_host_memory", lambda self, request, device_tokens: 0)
 
 
-def _what_may_not_stay_is_never_computed() -> AbstractContextManager[Any]:
+def _who_is_held_back_is_never_overdue() -> AbstractContextManager[Any]:
     most_tokens = PartialBudget.most_tokens
 
-    def of_what_stays(self: PartialBudget, each: Any) -> int:
-        return most_tokens(self, each) if each.survival == 1 else 0
+    def of_what_is_worth_it(self: PartialBudget, each: Any) -> int:
+        self.overdue_since_s = -inf
+        return most_tokens(self, each)
 
-    return mock.patch.object(PartialBudget, "most_tokens", of_what_stays)
+    return mock.patch.object(PartialBudget, "most_tokens", of_what_is_worth_it)
 
 
 def _newcomers_take_more_than_granted() -> AbstractContextManager[Any]:
@@ -371,9 +373,9 @@ PLANTS: Mapping[str, Plant] = {
         _plans_do_not_see_host_memory,
         real=False,
     ),
-    "what_may_not_stay_is_never_computed": Plant(
-        "an open session of which nothing is likely to stay waits for its end, and nobody else is computed",
-        _what_may_not_stay_is_never_computed,
+    "who_is_held_back_is_never_overdue": Plant(
+        "an open session of which nothing is likely to stay waits for its end, however far that is",
+        _who_is_held_back_is_never_overdue,
         real=False,
     ),
     "newcomers_take_more_than_granted": Plant(

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import resources
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from cluster_core.clock import monotonic_s
 from cluster_core.engine_jobs import NOBODY, TENANT_ARG, SessionMode, SessionRecord, TenantShare
 from decode_worker import batch_settings, chunk_bounding
 from kv_transfer import vllm_private
@@ -149,14 +151,18 @@ class SimulatedEngine:
         return int(vllm_private.pool_of(self.scheduler).get_num_free_blocks())
 
     def computable(self) -> list[str]:
-        """Requests that have tokens to compute and wait for nothing but a step."""
+        """Requests that have tokens to compute and wait for nothing but a step; those that are held back once they are
+        overdue."""
         swaps = self.scheduler.swaps
+        holds_back = getattr(self.scheduler, "holds_back", False)
+        overdue_since_s = monotonic_s() - self.world.starvation_s if holds_back else inf
         return [
             name
             for name, request in self.scheduler.requests.items()
             if not request.is_finished()
             and request.status not in (LOADING, PARKED)
             and not (request.lost_idle and request.input_open)
+            and (request.waiting_since_s <= overdue_since_s or not request.input_open)
             and max(request.num_computed_tokens, swaps.tokens(name) if swaps is not None else 0) < request.num_tokens
         ]
 

@@ -37,7 +37,6 @@ FIRST_WORLD = {
     "adapters_of_a_step_are_not_counted": 71,
     "newcomers_take_more_than_granted": 76,
     "plans_do_not_see_host_memory": 132,
-    "what_may_not_stay_is_never_computed": 29,
 }
 
 

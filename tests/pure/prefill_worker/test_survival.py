@@ -1,6 +1,5 @@
 """What survives of an open session's prompt is told from the updates seen: by depth, by client, from the session."""
 
-import math
 from collections.abc import Sequence
 
 import pytest
@@ -8,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefill_worker import survival as survival_estimates
-from prefill_worker.survival import DEPTHS, RATE_S, Slice, SurvivalEstimates
+from prefill_worker.survival import DEPTHS, Slice, SurvivalEstimates
 
 LIST = 16_000
-NOW_S = 100.0
 
 
 def play(estimates: SurvivalEstimates, client: str, kept: Sequence[int], name: str = "s", *, known: int = LIST) -> None:
@@ -19,8 +17,8 @@ def play(estimates: SurvivalEstimates, client: str, kept: Sequence[int], name: s
     estimates.opened(name, client, known)
     for each in kept:
         estimates.planned()
-        estimates.updated(name, each, known, NOW_S)
-    estimates.closed(name, NOW_S)
+        estimates.updated(name, each, known)
+    estimates.closed(name)
     estimates.check_invariants()
 
 
@@ -77,7 +75,7 @@ def test_a_session_that_behaves_unlike_its_client_is_believed_more_with_each_upd
     for _ in range(6):
         found.append(estimates.slices("odd", 0, LIST)[-1].survival)
         estimates.planned()
-        estimates.updated("odd", LIST, LIST, NOW_S)
+        estimates.updated("odd", LIST, LIST)
     assert found[1:] == sorted(found[1:])
     assert found[-1] > 3 * found[0]
 
@@ -88,8 +86,8 @@ def test_a_version_that_could_not_be_computed_is_no_version() -> None:
         estimates.opened("s", "client", LIST)
         estimates.planned()
         for kept in steps:
-            estimates.updated("s", kept, LIST, NOW_S)
-        estimates.closed("s", NOW_S)
+            estimates.updated("s", kept, LIST)
+        estimates.closed("s")
     assert survival(burst, "client") == survival(single, "client")
 
 
@@ -98,10 +96,10 @@ def test_a_short_prompt_before_the_first_list_says_little() -> None:
     for _ in range(100):
         estimates.opened("s", "client", 64)
         estimates.planned()
-        estimates.updated("s", 64, LIST, NOW_S)
+        estimates.updated("s", 64, LIST)
         estimates.planned()
-        estimates.updated("s", 0, LIST, NOW_S)
-        estimates.closed("s", NOW_S)
+        estimates.updated("s", 0, LIST)
+        estimates.closed("s")
     assert survival(estimates, "client")[-1] < 0.1
 
 
@@ -111,7 +109,7 @@ def test_finish_without_an_update_keeps_all() -> None:
         play(estimates, "client", [0])
         estimates.opened("s", "client", LIST)
         estimates.planned()
-        estimates.closed("s", NOW_S)
+        estimates.closed("s")
     assert survival(estimates, "client") == pytest.approx([0.5] * DEPTHS, abs=0.1)
 
 
@@ -131,8 +129,8 @@ def test_sessions_that_are_closed_or_forgotten_are_gone() -> None:
     estimates = SurvivalEstimates()
     play(estimates, "client", [0])
     before = survival(estimates, "client")
-    estimates.updated("s", LIST, LIST, NOW_S)
-    estimates.closed("s", NOW_S)
+    estimates.updated("s", LIST, LIST)
+    estimates.closed("s")
     estimates.forget("s")
     assert survival(estimates, "client") == before
     assert estimates.survival("s", 0) == 1.0
@@ -147,17 +145,6 @@ def test_a_token_survives_as_its_slice_does() -> None:
     for each in estimates.slices("s", 0, LIST + 100):
         assert estimates.survival("s", first) == each.survival
         first += each.tokens
-
-
-def test_versions_that_end_are_counted_over_the_last_seconds() -> None:
-    estimates = SurvivalEstimates()
-    assert estimates.ends_per_s(NOW_S) == 0.0
-    for index in range(1000):
-        estimates.opened("s", "client", LIST)
-        estimates.updated("s", 0, LIST, index / 10)
-        estimates.closed("s", index / 10)
-    assert estimates.ends_per_s(NOW_S) == pytest.approx(20, rel=0.05)
-    assert estimates.ends_per_s(NOW_S + RATE_S) == pytest.approx(20 / math.e, rel=0.05)
 
 
 @st.composite
@@ -179,13 +166,13 @@ def test_slices_are_of_all_tokens_and_what_is_deeper_survives_no_longer(
             estimates.opened("s", "client", known)
             known_tokens["s"] = known
         elif kind == "close":
-            estimates.closed("s", NOW_S)
+            estimates.closed("s")
             known_tokens["s"] = -1
         elif kind == "forget":
             estimates.forget("s")
             known_tokens["s"] = -1
         elif known_tokens["s"] >= 0:
-            estimates.updated("s", min(kept, known_tokens["s"]), known, NOW_S)
+            estimates.updated("s", min(kept, known_tokens["s"]), known)
             known_tokens["s"] = known
         estimates.check_invariants()
     slices = estimates.slices("s", first, tokens)
