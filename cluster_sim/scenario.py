@@ -226,8 +226,10 @@ def _both(scenario: Scenario) -> BothRules | None:
     objectives = Objectives(slo.ttft_ms / 1000, slo.tpot_ms / 1000, decode.chunk_bound or 1.0)
     costs = decode_costs(catalog.load(decode.cost_model or scenario.cost_model), decode.max_running_requests)
     choices = _CHOICES[section.rule]
-    rules = objectives, costs, section.prefill_heavy, section.refuses
-    return BothRules(*rules, choices=choices, bounds_are_exact=True, least_tokens=LEAST_TOKENS)
+    return BothRules(
+        objectives, costs, section.prefill_heavy, section.refuses, choices=choices, bounds_are_exact=True,
+        least_tokens=LEAST_TOKENS, step_tokens=decode.max_batched_tokens,
+    )  # fmt: skip
 
 
 def _pool(scenario: Scenario, name: str, section: PoolSection, block_tokens: int) -> PoolSettings:

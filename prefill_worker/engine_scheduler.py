@@ -50,7 +50,7 @@ class StreamingMixin(TwoPhase):
         self._bounds_partial = settings.policy in BOUND_PARTIAL
         self._survival = SurvivalEstimates()
         self._whole_prompts = WholePrompts()
-        self.holds_back = False
+        self.held_nap_s = 0.0
         self._starvation_s = settings.starvation_s
         self._sessions = {}
         self._ended = {}
@@ -84,7 +84,7 @@ class StreamingMixin(TwoPhase):
             with self._in_short_steps():
                 output = self._schedule_in_two_phases(lambda: super(StreamingMixin, self).schedule(throttle_prefills))
         else:
-            self.holds_back = False
+            self.held_nap_s = 0.0
             output = super().schedule(throttle_prefills)
             self._note_unplanned(output.num_scheduled_tokens)
         self._speed.began(output, output.total_num_scheduled_tokens, now_s)
@@ -111,6 +111,9 @@ class StreamingMixin(TwoPhase):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, Any]:
         self._speed.ended(scheduler_output, monotonic_s())
+        if scheduler_output.total_num_scheduled_tokens:
+            # What was planned beside that step knew nothing of what it brings.
+            self.held_nap_s = 0.0
         self._mix.look(monotonic_s())
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         if self._sessions:

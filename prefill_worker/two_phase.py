@@ -19,7 +19,7 @@ from kv_transfer import vllm_private
 from kv_transfer.limited_request import last_step_runs
 from kv_transfer.request_tenant import tenant_of
 from prefill_worker.leased_blocks import LeasedBlocks
-from prefill_worker.partial_budget import PartialBudget, WholePrompts
+from prefill_worker.partial_budget import HELD_NAP_S, NAP_S, PartialBudget, WholePrompts
 from prefill_worker.planned_queues import PlannedQueues
 from prefill_worker.planning import Grant, StepPlan, plan_step, reached_tokens, victims
 from prefill_worker.policies import Contender, Policy, Tenure
@@ -42,8 +42,8 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
     # Sessions that still take input are computed little at a time, and beside no whole prompt.
     _bounds_partial: bool
     _whole_prompts: WholePrompts
-    # All who are here contend, and none of those who want a step gets one.
-    holds_back: bool
+    # How long there is nothing to do but to look whether those who are held back still are, unless something comes.
+    held_nap_s: float
     _starvation_s: float
     # Free blocks that sessions may still take back which lost theirs while they were idle.
     _idle_room_blocks: int
@@ -76,13 +76,18 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             name for name, request in self.requests.items() if request.status is LOADING and self.is_loading(name)
         }
         self._refused = set() if output.num_scheduled_tokens else self._refused | before.keys()
-        wants = any(each.remaining_tokens for each in plan.left_out)
-        self.holds_back = wants and not plan.grants and len(contenders) == len(self.requests)
+        self.held_nap_s = self._held_nap_s(plan)
         for contender in plan.left_out:
             request = self.requests[contender.request_id]
             if contender.remaining_tokens and request.waiting_since_s == NEVER:
                 request.waiting_since_s = now_s
         return output
+
+    def _held_nap_s(self, plan: StepPlan) -> float:
+        """Shorter while blocks may be on their way: nobody would hear that they have landed."""
+        if plan.grants or not any(each.remaining_tokens for each in plan.left_out):
+            return 0.0
+        return HELD_NAP_S if len(plan.left_out) == len(self.requests) else NAP_S
 
     @property
     def _plans_steps(self) -> bool:

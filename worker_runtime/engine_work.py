@@ -12,15 +12,12 @@ from cluster_core.engine_jobs import Adapter, EngineOutput
 from cluster_core.engine_reports import DecodeBatch, EngineInfo, HotPrefix, PrefixClaims
 from cluster_core.errors import RachisError
 from kv_transfer import vllm_private
-from prefill_worker.partial_budget import HELD_NAP_S
+from prefill_worker.partial_budget import NAP_S
 from worker_runtime.engine_claims import EngineClaims
 from worker_runtime.engine_figures import EngineFigures
 from worker_runtime.engine_settings import EngineSettings
 from worker_runtime.job_stream import JobStream
 from worker_runtime.running_jobs import RunningJobs
-
-# While only leases are held or blocks are on their way there is nothing to compute: the loop naps instead of spinning.
-_NAP_S = 0.001
 
 
 class EngineWork:
@@ -48,9 +45,8 @@ class EngineWork:
 
     def nap_s(self) -> float:
         """How long it has nothing to compute, unless a command comes."""
-        if getattr(self._scheduler, "holds_back", False):
-            return HELD_NAP_S
-        return 0.0 if self._scheduler.running else _NAP_S
+        held_nap_s: float = getattr(self._scheduler, "held_nap_s", 0.0)
+        return held_nap_s or (0.0 if self._scheduler.running else NAP_S)
 
     def copying_since_s(self) -> float | None:
         """Since when a copy between device and host memory beside steps is due; None where there is none."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from control_plane.fleet.candidates import Candidates, Fixed
 from control_plane.fleet.loads import Floats
@@ -47,10 +48,11 @@ def both_view(
     behind: "Floats | None" = None,
     tried: Container[str] = (),
     least_tokens: int = 16,
+    step_tokens: int = 8192,
 ) -> BothView:
     """costs: None: what each worker has measured. prefill_heavy: workers by name. behind: of what waits, what engines
     compute after it (`Membership.behind`). tried: workers whose steps are as slow as they say: see
-    `BothView.is_trial`. least_tokens: of prompts, that any step computes."""
+    `BothView.is_trial`. least_tokens, step_tokens: of prompts, that any step computes at least and at most."""
     workers = view.candidates.before(best_effort=question.best_effort)
     workers = workers if behind is None else workers.without(behind)
     costs = costs or DecodeCosts.measured(workers.fixed)
@@ -74,7 +76,8 @@ def both_view(
     # Best effort is never refused for its pace, so that nobody else is where it decodes.
     is_paced = not question.best_effort and not workers.best_effort[passes].any()
     is_paced = is_paced and bool((will_decode[0][passes] > _FEW).all())
-    pulled = np.maximum(question.prompt_tokens - view.device, 0.0)
+    queue_s = workers.queue_at_pace_s(pace, best_effort=question.best_effort)
+    is_heavy = np.array([each.worker_id in prefill_heavy for each in workers.workers], dtype=np.bool_)
     return BothView(
         workers=workers.workers,
         prompt_tokens=question.prompt_tokens,
@@ -82,16 +85,17 @@ def both_view(
         cached_tokens=view.device + view.host,
         host_tokens=view.host,
         own_s=prefill_s(question, view),
-        queue_s=workers.queue_at_pace_s(pace, best_effort=question.best_effort),
+        queue_s=queue_s,
         step_s=step_s,
         least_s=least_s,
+        in_step_s=_in_step_s(queue_s, step_tokens * workers.fixed.prefill_s_per_token, step_s, is_heavy),
         step_with_s=step_with_s,
         alone_s=alone_s if is_paced else np.full(len(workers), np.inf),
         wait_s=wait_s,
         fits_after_s=next_end_s * np.maximum(ends, 1.0),
-        pull_s=workers.fixed.pull_s + pulled * workers.fixed.pull_s_per_token,
+        pull_s=_pull_s(question, view),
         arriving_s=workers.arriving_s * question.arriving + sessions_s(question, view),
-        is_prefill_heavy=np.array([each.worker_id in prefill_heavy for each in workers.workers], dtype=np.bool_),
+        is_prefill_heavy=is_heavy,
         passes=passes,
         is_trial=is_trial,
     )
@@ -115,6 +119,22 @@ def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[s
     own_s = np.where(is_idle, prefill_s(question, quickest), np.inf)
     row = int(own_s.argmin())
     return row if own_s[row] <= ttft_s else -1
+
+
+def _pull_s(question: Question, view: PoolView) -> Floats:
+    pulled, fixed = np.maximum(question.prompt_tokens - view.device, 0.0), view.candidates.fixed
+    return fixed.pull_s + pulled * fixed.pull_s_per_token
+
+
+def _in_step_s(queue_s: Floats, full_step_s: Floats, step_s: Floats, is_heavy: NDArray[np.bool_]) -> Floats:
+    """What a first token waits for others in the same steps: it comes at the end of one.
+
+    Where answers decode half of such a step is under way when the prompt comes, and half of one ends after its last
+    tokens. Elsewhere, and on prefill-heavy workers, prompts that wait are computed together, as many as a step holds:
+    half as many come behind it, until its step begins, as wait before it.
+    """
+    behind_s = np.minimum(queue_s, full_step_s) / 2
+    return np.where(is_heavy, np.maximum(behind_s, step_s), np.where(step_s > 0, step_s, behind_s))
 
 
 def _in_one_step(workers: Candidates, requests: Floats, tokens: Floats) -> tuple[Floats, Floats]:

@@ -99,6 +99,8 @@ class BothView:
     arriving_s: Floats
     # Engine time of the prompt tokens that any step computes, whatever decodes.
     least_s: Floats
+    # Of others that the steps have which begin and end its prefill.
+    in_step_s: Floats
     # It is to decode little.
     is_prefill_heavy: NDArray[np.bool_]
     # It may get the request.
@@ -151,7 +153,8 @@ class Refusal:
 def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     """All that there are, best first; ties by row."""
     phi = share_for_prompts(view.step_s, objectives, view.least_s)
-    compute_s = _or_never(view.own_s / phi)
+    prefill_s = _or_never(view.own_s / phi)
+    compute_s = _or_never(prefill_s + view.in_step_s)
     ttft_s = _or_never(view.wait_s + view.queue_s / phi + compute_s)
     is_late = ttft_s > objectives.planned_ttft_s
     late = is_late.astype(int) + (is_late & (view.step_s > 0))
@@ -168,7 +171,7 @@ def choices(view: BothView, objectives: Objectives) -> list[Choice]:
     for row in np.flatnonzero(view.passes).tolist():
         common = (row, view.workers[row])
         whole = Way.APPEND if holds[row] else Way.WHOLE
-        takes = float(ttft_s[row]), float(compute_s[row]), float(view.step_with_s[row])
+        takes = float(ttft_s[row]), float(prefill_s[row]), float(view.step_with_s[row])
         missed, refused_by = int(late[row]), (float(due_s[row]), float(full_s[row]))
         if not (view.is_prefill_heavy[row] and others_pass):
             found.append(Choice(*common, whole, *takes, missed + int(is_over[row]), float(cost_s[row]), *refused_by))

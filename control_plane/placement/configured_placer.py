@@ -27,7 +27,7 @@ def configured_placer(
         keeps = Objectives(objectives.ttft_s, objectives.tpot_s)
         rules = BothRules(
             keeps, None, section.prefill_heavy, section.refuses, objectives.best_effort.ttft_s,
-            least_tokens=config.engine.block_size_tokens,
+            least_tokens=config.engine.block_size_tokens, step_tokens=config.engine.max_batched_tokens,
         )  # fmt: skip
         make = partial(ObjectivePlacer, rules)
     return make(

@@ -48,7 +48,7 @@ class BothRules:
     them. prefill_heavy: share of the workers; None: as many as what is asked for needs. refuses: what cannot keep TTFT.
     best_effort_ttft_s: None: that of the others. choices: all that there are for a request, best first.
     bounds_are_exact: answers become as long as they may, as in a simulation.
-    least_tokens: of prompts, that engines compute in any step."""
+    least_tokens, step_tokens: of prompts, that engines compute in any step at least and at most."""
 
     objectives: Objectives
     costs: DecodeCosts | None = None
@@ -58,6 +58,7 @@ class BothRules:
     choices: Callable[[BothView, Objectives], list[Choice]] = by_objective.choices
     bounds_are_exact: bool = False
     least_tokens: int = 16
+    step_tokens: int = 8192
 
     def objectives_of(self, *, best_effort: bool) -> Objectives:
         """A step is of all who decode in it, so that its bound is the same for both."""
@@ -255,7 +256,7 @@ class ObjectivePlacer(Placer):
         """behind: None: all that waits is before it."""
         heavy = self._heavy_of(asks.pool.candidates.workers)
         objectives, tried = self.both.objectives, self._tried_of_late()
-        more = behind, tried, self.both.least_tokens
+        more = behind, tried, self.both.least_tokens, self.both.step_tokens
         return both_view(asks.pool, asks.question, self.both.costs, objectives, heavy, *more)
 
     def _tried_of_late(self) -> Container[str]:

@@ -154,8 +154,8 @@ class SimulatedEngine:
         """Requests that have tokens to compute and wait for nothing but a step; those that are held back once they are
         overdue."""
         swaps = self.scheduler.swaps
-        holds_back = getattr(self.scheduler, "holds_back", False)
-        overdue_since_s = monotonic_s() - self.world.starvation_s if holds_back else inf
+        are_held = getattr(self.scheduler, "held_nap_s", 0.0)
+        overdue_since_s = monotonic_s() - self.world.starvation_s if are_held else inf
         return [
             name
             for name, request in self.scheduler.requests.items()

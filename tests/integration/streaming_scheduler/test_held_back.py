@@ -5,20 +5,22 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
+from prefill_worker.partial_budget import HELD_NAP_S, NAP_S
 from prefill_worker.streaming_request import LOADING
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, KnownSpeed, SimulatedEngine, SteppedClock
-from tests.integration.streaming_scheduler.sessions import MakeEngine, park, request, scheduled_next, text, until
+from tests.integration.streaming_scheduler.sessions import MakeEngine, park, scheduled_next, text, until
+from tests.integration.streaming_scheduler.sessions import request as request_of
 
 pytestmark = pytest.mark.integration
 
 STARVATION_S = 50.0
 
 
-@pytest.fixture
-def engine(make_engine: MakeEngine, clock: SteppedClock) -> SimulatedEngine:
+@pytest.fixture(params=[1, 2], ids=["one step", "two steps"])
+def engine(request: pytest.FixtureRequest, make_engine: MakeEngine, clock: SteppedClock) -> SimulatedEngine:
     """Its sessions were replaced by the last update all of them, and many prompts came of late."""
-    made = make_engine(policy="default", starvation_s=STARVATION_S, token_budget=200, blocks=80)
+    made = make_engine(policy="default", starvation_s=STARVATION_S, token_budget=200, blocks=80, depth=request.param)
     for index in range(20):
         park(made, f"replaced {index}", text(index, 100))
         made.scheduler.replace_prompt(f"replaced {index}", text(f"other {index}", 100))
@@ -38,10 +40,10 @@ def test_a_session_that_is_not_worth_a_step_is_held_back_and_computed_at_once_wh
 ) -> None:
     engine.open("s", text("s", 100))
     assert [scheduled_next(engine) for _ in range(3)] == [[], [], []]
-    assert engine.scheduler.holds_back
+    assert engine.scheduler.held_nap_s == HELD_NAP_S
     engine.scheduler.close_input("s", [])
     assert scheduled_next(engine) == ["s"]
-    assert not engine.scheduler.holds_back
+    assert not engine.scheduler.held_nap_s
     engine.drain()
     assert engine.answers["s"] == expected_tokens(text("s", 100), 1)
 
@@ -71,32 +73,48 @@ def test_whoever_is_computed_beside_it_is_not_held_back(engine: SimulatedEngine)
     engine.open("s", text("s", 100))
     engine.add("plain", text("plain", 300))
     assert [scheduled_next(engine) for _ in range(2)] == [["plain"], ["plain"]]
-    assert not engine.scheduler.holds_back
+    assert not engine.scheduler.held_nap_s
     until(engine, lambda: "plain" in engine.answers)
     assert scheduled_next(engine) == []
-    assert engine.scheduler.holds_back
+    assert engine.scheduler.held_nap_s == HELD_NAP_S
 
 
-def test_an_engine_whose_blocks_are_on_their_way_does_not_count_as_held_back(engine: SimulatedEngine) -> None:
+def test_an_engine_whose_blocks_are_on_their_way_looks_more_often(engine: SimulatedEngine) -> None:
     """Nobody would hear that they have landed."""
     engine.open("s", text("s", 100))
     engine.remote_tokens["pulled"] = 96
     engine.add("pulled", text("pulled", 100))
     engine.turn()
-    assert request(engine, "pulled").status is LOADING
-    assert request(engine, "s").status is RequestStatus.WAITING
-    assert not engine.scheduler.holds_back
+    assert request_of(engine, "pulled").status is LOADING
+    assert request_of(engine, "s").status is RequestStatus.WAITING
+    assert not engine.scheduler.schedule().num_scheduled_tokens
+    assert engine.scheduler.held_nap_s == NAP_S
+
+
+def test_what_a_step_brings_that_ran_beside_the_plan_is_looked_at_at_once(engine: SimulatedEngine) -> None:
+    """The second of two steps has nothing of a prompt whose last tokens the first computes."""
+    engine.open("s", text("s", 100))
+    engine.add("plain", text("plain", 150))
+    first = engine.scheduler.schedule()
+    assert list(first.num_scheduled_tokens) == ["plain"]
+    computed = engine.runner.step(first)
+    if engine.world.depth > 1:
+        second = engine.scheduler.schedule()
+        assert not second.num_scheduled_tokens
+        assert engine.scheduler.held_nap_s == HELD_NAP_S
+    engine.scheduler.update_from_output(first, computed)
+    assert not engine.scheduler.held_nap_s
 
 
 def test_nobody_is_held_back_who_has_nothing_to_compute(engine: SimulatedEngine) -> None:
     park(engine, "s", [1])
     assert not engine.scheduler.schedule().num_scheduled_tokens
-    assert not engine.scheduler.holds_back
+    assert not engine.scheduler.held_nap_s
 
 
 def count_hashed(engine: SimulatedEngine, name: str) -> list[int]:
     """Of how many blocks hashes are made from now on, each time."""
-    session = request(engine, name)
+    session = request_of(engine, name)
     # vLLM takes it with a new request alone.
     hasher, made = session._block_hasher, []
 

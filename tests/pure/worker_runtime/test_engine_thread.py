@@ -93,9 +93,9 @@ def test_a_command_ends_the_nap_of_an_engine_that_has_nothing_to_compute() -> No
     [
         (SimpleNamespace(running=[]), True),
         (SimpleNamespace(running=["s"]), False),
-        (SimpleNamespace(running=["s"], holds_back=False), False),
+        (SimpleNamespace(running=["s"], held_nap_s=0.0), False),
         # Computed up to here, and held back now.
-        (SimpleNamespace(running=["s"], holds_back=True), True),
+        (SimpleNamespace(running=["s"], held_nap_s=0.02), True),
     ],
 )
 def test_an_engine_naps_while_it_has_nothing_to_compute(scheduler: Any, expected: bool) -> None:

@@ -17,6 +17,7 @@ COLUMNS = {
     "queue_s": 0.0,
     "step_s": 0.0,
     "least_s": 0.0,
+    "in_step_s": 0.0,
     "step_with_s": 0.01,
     "alone_s": 0.01,
     "wait_s": 0.0,

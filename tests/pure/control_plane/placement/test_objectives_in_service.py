@@ -120,8 +120,8 @@ def test_those_refused_at_one_moment_are_sent_away_until_each_has_a_worker(route
 def come_back(*, at_once: bool) -> list[int]:
     """Four that are refused at one moment, by two workers that have two prompts of 160 ms each before them; those that
     are refused again. at_once: all when the first one is to come."""
-    # So much time for a step that answers leave all of it for prompts.
-    world, placer = placed_by(Objectives(0.3, 10.0))
+    # So much time for a step that answers leave all of it for prompts, and longer steps of prompts than of answers.
+    world, placer = placed_by(Objectives(0.3, 10.0), step_tokens=100)
     computed = dict.fromkeys(("d0", "d1"), world.now_s)
     prefills: list[tuple[float, Flight]] = []
 
