@@ -9,6 +9,10 @@ way is left as it is.
 from collections.abc import Callable
 from typing import Any
 
+# While blocks are on their way or leased, and there is nothing to compute, it is looked at so often whether they have
+# landed or were released.
+NAP_S = 0.001
+
 # What an engine's step returns: outputs by client, and whether anything was computed.
 Step = Callable[[], tuple[dict[int, Any] | None, bool]]
 

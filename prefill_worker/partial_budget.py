@@ -21,10 +21,8 @@ from prefill_worker.survival import Slice
 # Over how long prompts that became whole are counted, and how long before the first one counting began.
 RATE_S = 20.0
 _BEFORE_S = 1.0
-# While all that could be computed is held back, it is looked at so often whether it still is; and while there is
-# nothing to compute, but blocks are on their way or leased, whether they have landed or were released.
+# While all that could be computed is held back, it is looked at so often whether it still is.
 HELD_NAP_S = 0.02
-NAP_S = 0.001
 
 
 class WholePrompts:

@@ -16,10 +16,11 @@ from vllm.v1.request import RequestStatus
 from cluster_configs.preemption_costs import CostModel
 from cluster_core.clock import monotonic_s
 from kv_transfer import vllm_private
+from kv_transfer.between_steps import NAP_S
 from kv_transfer.limited_request import last_step_runs
 from kv_transfer.request_tenant import tenant_of
 from prefill_worker.leased_blocks import LeasedBlocks
-from prefill_worker.partial_budget import HELD_NAP_S, NAP_S, PartialBudget, WholePrompts
+from prefill_worker.partial_budget import HELD_NAP_S, PartialBudget, WholePrompts
 from prefill_worker.planned_queues import PlannedQueues
 from prefill_worker.planning import Grant, StepPlan, plan_step, reached_tokens, victims
 from prefill_worker.policies import Contender, Policy, Tenure

@@ -12,7 +12,7 @@ from cluster_core.engine_jobs import Adapter, EngineOutput
 from cluster_core.engine_reports import DecodeBatch, EngineInfo, HotPrefix, PrefixClaims
 from cluster_core.errors import RachisError
 from kv_transfer import vllm_private
-from prefill_worker.partial_budget import NAP_S
+from kv_transfer.between_steps import NAP_S
 from worker_runtime.engine_claims import EngineClaims
 from worker_runtime.engine_figures import EngineFigures
 from worker_runtime.engine_settings import EngineSettings

@@ -25,6 +25,8 @@ class Backlog:
     attached: bool = False
     # No prefill worker is left: nobody computes anything before the prompt is whole.
     is_put_off: bool = False
+    # The worker has said where the session stands.
+    _is_heard: bool = False
     # Of inputs that the engine has not taken in, the oldest first.
     _unapplied: deque[int] = field(default_factory=deque)
     _sent_inputs: int = 0
@@ -45,8 +47,10 @@ class Backlog:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody has anything to compute before the client says more."""
-        return self.is_put_off or self.is_computed
+        """Nobody has anything to compute before the client says more. Of a prompt that may be replaced the engine
+        computes what is worth it when it has nothing else to do: that may be never, and nobody waits for it."""
+        is_taken_in = self.replaces and self._is_heard and not self.unapplied_inputs
+        return self.is_put_off or self.is_computed or is_taken_in
 
     @property
     def is_computed(self) -> bool:
@@ -77,7 +81,7 @@ class Backlog:
         """The worker is lost, or has done its part."""
         if self.attached:
             self._before = self._summed()
-        self.attached = False
+        self.attached = self._is_heard = False
 
     def put_off(self) -> None:
         """The decode worker computes the prompt, once it is whole."""
@@ -90,7 +94,7 @@ class Backlog:
         self._sent_tokens = prompt_tokens
 
     def progressed(self, progress: generation.SessionProgress) -> None:
-        self._worker = progress
+        self._worker, self._is_heard = progress, True
         while len(self._unapplied) > max(self.unapplied_inputs, 0):
             self._unapplied.popleft()
         # A session whose blocks were taken from it has been computed all the same: its client is not stopped for that.

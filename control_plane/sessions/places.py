@@ -1,9 +1,11 @@
 """What a streaming session takes of a router: one of the sessions that may be open, and a slot while it has work.
 
 A session that waits for its client's next input computes nothing, and keeps nobody from the router: it gives its slot
-back, and takes one again for what comes next. One that has lost its worker meanwhile is computed again elsewhere, which
-nobody has asked for: that waits until a slot is free that nobody else wants, or until its client says more. So a worker
-that drains neither fills the queue nor ends a session that finds it full. Its tenant is charged for the time alone.
+back, and takes one again for what comes next. One whose prompt may be replaced does so once its worker has taken in
+what came, which is computed when the engine has nothing else to do, or never. One that has lost its worker meanwhile is
+computed again elsewhere, which nobody has asked for: that waits until a slot is free that nobody else wants, or until
+its client says more. So a worker that drains neither fills the queue nor ends a session that finds it full. Its tenant
+is charged for the time alone.
 The number of open sessions is bounded, in all and for each client.
 """
 
@@ -61,8 +63,8 @@ def client_of(peer: str) -> str:
 
 
 class SessionSlot:
-    """The slot of one session: held from an input until that is computed, and from `finish` to the end. tokens: that
-    came since it was taken."""
+    """The slot of one session: held from an input until that is computed, or taken in where it may be replaced, and
+    from `finish` to the end. tokens: that came since it was taken."""
 
     def __init__(self, admission: Admission, claimant: Claimant) -> None:
         self._admission = admission

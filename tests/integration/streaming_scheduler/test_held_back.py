@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
-from prefill_worker.partial_budget import HELD_NAP_S, NAP_S
+from kv_transfer.between_steps import NAP_S
+from prefill_worker.partial_budget import HELD_NAP_S
 from prefill_worker.streaming_request import LOADING
 from tests.campaign.fuzz.kv_checking_runner import expected_tokens
 from tests.campaign.fuzz.simulated_engine import BLOCK_SIZE, KnownSpeed, SimulatedEngine, SteppedClock

@@ -114,8 +114,9 @@ async def test_what_no_worker_can_begin_in_time_is_refused_before_it_waits(empty
     assert "no worker is expected to have the first token in time, by objectives.ttft_s: 2 s" in (
         refused.details() or ""
     )
-    # Five tokens take 1.85 s behind five others, of 1.9 that are planned with; those are expected to get on.
-    assert 0 < retry_after_ms(refused) <= 1801
+    # Five tokens take 1.85 s behind five others, of 1.9 that are planned with; those are expected to get on. Half as
+    # many may come behind it into its step.
+    assert 0 < retry_after_ms(refused) <= 1801 + 925
     assert cluster.parts.placer.counts.refused.total() == 1
     await cluster.ends_with({State.FINISHED: 2, State.REFUSED: 1})
     told = await cluster.admin.ExplainPlacement(admin.ExplainPlacementRequest(request_id="mine"))

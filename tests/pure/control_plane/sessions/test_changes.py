@@ -62,6 +62,22 @@ def test_a_session_whose_prompt_is_computed_is_idle_until_more_comes(world: Worl
     assert world.idle == 1
 
 
+def test_a_session_whose_prompt_may_be_replaced_is_idle_once_its_worker_has_taken_in_what_came() -> None:
+    """Its engine may compute it late, or never before its end."""
+    backlog = Backlog(max_unapplied_inputs=100, max_backlog_tokens=10, replaces=True)
+    for _ in range(2):
+        seen = [backlog.is_idle]
+        backlog.attach(3)
+        seen.append(backlog.is_idle)
+        backlog.sent(5, 4)
+        for inputs, tokens in ((0, 3), (1, 5)):
+            backlog.progressed(generation.SessionProgress(inputs=inputs, prompt_tokens=tokens))
+            seen.append(backlog.is_idle)
+        backlog.detach()
+        # No worker has it, or it may not take it; then it has some of it, and all.
+        assert seen == [False, False, False, True]
+
+
 def test_a_session_that_nobody_computes_before_it_is_whole_is_idle_whatever_comes(world: World) -> None:
     world.backlog.detach()
     world.changes.note()
