@@ -9,7 +9,6 @@ Source: Stream2LLM section 4.1; docs/decisions/0014.
 from collections.abc import Callable, Set
 from typing import Any, Literal
 
-from vllm.config import LoRAConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
@@ -35,7 +34,6 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
 
     # Those that vLLM ends with the step.
     grammar_compile_error_reqs: set[str]
-    lora_config: LoRAConfig | None
     preemption_strategy: Literal["recompute", "swap", "cost"]
     cost_model: CostModel
     _order: Policy
@@ -303,8 +301,7 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             if pool.get_num_free_blocks() >= needed:
                 break
             self._preempt_left_out(self.requests[victim.request_id], now_s)
-        newcomers = sum(grant.contender.tenure is not Tenure.RUNNING for grant in plan.grants)
-        excess = len(self.running) + newcomers - self.max_num_active_reqs
+        excess = self._excess(plan)
         for contender in reversed(plan.left_out):
             if excess <= 0:
                 break

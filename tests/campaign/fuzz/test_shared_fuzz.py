@@ -42,6 +42,13 @@ def test_requests_of_every_kind_answer_as_fresh_ones_do() -> None:
     assert tally.copied_back > tally.copied_back_async > 0
 
 
+@pytest.mark.parametrize("world", [193, 318])
+def test_who_has_an_adapters_place_makes_room_for_who_has_the_blocks(world: int) -> None:
+    """Each had waited for the other."""
+    (tally,) = islice(play(91, world), 1)
+    assert not tally.wrong, tally.wrong
+
+
 @pytest.mark.parametrize("name", SHARED_PLANTS)
 def test_simulation_finds_a_planted_bug(name: str) -> None:
     with SHARED_PLANTS[name].planted():
