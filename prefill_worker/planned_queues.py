@@ -56,10 +56,13 @@ class PlannedQueues(_Scheduler):
             for queue, before in zip(queues, order, strict=True):
                 self._restore(queue, before, planned.keys())
 
+    def _is_stuck(self, plan: StepPlan) -> bool:
+        """Nobody is planned, and who waits for an adapter's place may hold the blocks that they lack who have one."""
+        return self.lora_config is not None and not plan.grants and len(plan.left_out) < len(self.requests)
+
     def _excess(self, plan: StepPlan) -> int:
-        """How many of those left out have to leave the model runner. Where none is planned all do, for who waits for an
-        adapter's place and may hold the blocks that they lack: no step would end it."""
-        if self.lora_config is not None and not plan.grants and len(plan.left_out) < len(self.requests):
+        """How many of those left out have to leave the model runner."""
+        if self._is_stuck(plan):
             return len(self.running)
         newcomers = sum(grant.contender.tenure is not Tenure.RUNNING for grant in plan.grants)
         return len(self.running) + newcomers - self.max_num_active_reqs

@@ -305,7 +305,10 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         for contender in reversed(plan.left_out):
             if excess <= 0:
                 break
-            excess -= self._set_aside(self.requests[contender.request_id], now_s)
+            left = self._set_aside(self.requests[contender.request_id], now_s)
+            if not left and contender.tenure is Tenure.RUNNING and contender.evictable and self._is_stuck(plan):
+                self._preempt_left_out(self.requests[contender.request_id], now_s)
+            excess -= left
 
     def _blocks_needed(self, grant: Grant) -> int:
         """Free blocks that the grant takes; whole blocks of a prefix hit that nobody holds count as free ones."""

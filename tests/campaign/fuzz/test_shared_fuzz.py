@@ -42,10 +42,10 @@ def test_requests_of_every_kind_answer_as_fresh_ones_do() -> None:
     assert tally.copied_back > tally.copied_back_async > 0
 
 
-@pytest.mark.parametrize("world", [193, 318])
-def test_who_has_an_adapters_place_makes_room_for_who_has_the_blocks(world: int) -> None:
-    """Each had waited for the other."""
-    (tally,) = islice(play(91, world), 1)
+@pytest.mark.parametrize(("seed", "world"), [(91, 193), (91, 318), (97, 162)])
+def test_who_has_an_adapters_place_makes_room_for_who_has_the_blocks(seed: int, world: int) -> None:
+    """Each had waited for the other; in the last world who has the place decodes."""
+    (tally,) = islice(play(seed, world), 1)
     assert not tally.wrong, tally.wrong
 
 
