@@ -10,7 +10,7 @@ A landed request is one whose KV was pulled: it needs one token computed, to go 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,7 +60,8 @@ class _Begun:
 class _Work:
     """What there is to compute. decodes: how many tokens `tokens` need, running requests that need one; decoding: those
     of them that have begun to answer, or will have with the step that runs. prompts: those that run already. pulls:
-    those that wait to be pulled; what is late, or lies here already, is computed after all."""
+    those that wait to be pulled; what is late, or lies here already, is computed after all. is_mixed: there are prompts
+    and others; else vLLM's own schedule does."""
 
     decodes: int = 0
     tokens: list[Any] = field(default_factory=list)
@@ -69,6 +70,7 @@ class _Work:
     prompts: list[Any] = field(default_factory=list)
     waiting: list[Any] = field(default_factory=list)
     pulls: list[Any] = field(default_factory=list)
+    is_mixed: bool = False
 
 
 class ChunkBounding(_Scheduler):
@@ -90,8 +92,6 @@ class ChunkBounding(_Scheduler):
         self._decoding_since: dict[str, _Begun] = {}
         # What the step that was planned last should take: an asynchronous scheduler plans the next one while it runs.
         self._last_step_s = 0.0
-        # What a step takes with so many tokens of the prompts that there are.
-        self._seconds: Callable[[int], float] = lambda tokens: 0.0
 
     def use_costs(self, measured: Callable[[], EngineCosts]) -> None:
         """measured: what work costs in this engine. Until then no step is bounded."""
@@ -110,14 +110,18 @@ class ChunkBounding(_Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         work = self._work()
         if work is None:
-            self._last_step_s = self._measured().decode_step_s
             return super().schedule(throttle_prefills)
-        self._put_first(work.landed)
-        chunk = self._chunk(work)
-        with self._within(work, chunk):
+        now_s = monotonic_s()
+        prompts = self._prompts(work, now_s) if self.has_bound else []
+        seconds = partial(step_s, self._measured(), prompts)
+        if work.is_mixed:
+            self._put_first(work.landed)
+            with self._within(work, self._chunk(work, prompts, seconds, now_s)):
+                output = super().schedule(throttle_prefills)
+        else:
             output = super().schedule(throttle_prefills)
         # Who found no place has left its token to prompts.
-        self._last_step_s = self._seconds(sum(each for each in output.num_scheduled_tokens.values() if each > 1))
+        self._last_step_s = seconds(sum(each for each in output.num_scheduled_tokens.values() if each > 1))
         return output
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
@@ -158,7 +162,7 @@ class ChunkBounding(_Scheduler):
         return int(self.kv_cache_manager.get_computed_blocks(request)[1])
 
     def _work(self) -> _Work | None:
-        """None: vLLM's own schedule does."""
+        """None: nobody has an objective, and vLLM's own schedule does."""
         work = _Work(landed=[each for each in self.kv_holding_waiting if self._has_landed(each)])
         # Sessions that wait for input stand there, too, and are never begun.
         may_begin = (each for each in self.waiting if each.status is not RequestStatus.WAITING_FOR_STREAMING_REQ)
@@ -181,7 +185,8 @@ class ChunkBounding(_Scheduler):
             if request not in landed and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
                 work.waiting.insert(0, request)
         has_prompts = work.prompts or work.waiting or (work.pulls and self.has_bound)
-        return work if has_prompts and (work.landed or work.decodes or (work.pulls and work.prompts)) else None
+        work.is_mixed = bool(has_prompts and (work.landed or work.decodes or (work.pulls and work.prompts)))
+        return work if work.is_mixed or self.has_bound else None
 
     def _has_landed(self, request: Any) -> bool:
         is_due = request.status is not RequestStatus.WAITING_FOR_STREAMING_REQ and not (
@@ -199,17 +204,14 @@ class ChunkBounding(_Scheduler):
             for request in reversed(landed):
                 queue.prepend_request(request)
 
-    def _chunk(self, work: _Work) -> Chunk:
+    def _chunk(
+        self, work: _Work, prompts: Sequence[PromptWork], seconds: Callable[[int], float], now_s: float
+    ) -> Chunk:
         most = max(0, self.max_num_scheduled_tokens - work.decodes - len(work.landed))
         # The strictest objective of those who wait for this step is the bound.
         tpot_s = min((each for each in map(self._tpot_s, (*work.tokens, *work.landed)) if each), default=0.0)
         if not tpot_s:
-            if self.has_bound:
-                self._seconds = partial(step_s, self._measured(), self._prompts(work, monotonic_s()))
             return Chunk(most, Limit.WORK)
-        now_s = monotonic_s()
-        prompts = self._prompts(work, now_s)
-        self._seconds = seconds = partial(step_s, self._measured(), prompts)
         answering = (*work.decoding, *(each for each in work.landed if each.num_output_tokens))
         chunk = bounded_chunk(prompts, seconds, ALPHA * tpot_s, self._room(work, most), self._spare_s(answering, now_s))
         self.chunks[chunk.limit] += 1

@@ -89,7 +89,8 @@ class _Room:
 class _Kept:
     """What those that have begun need to end, as far as all of it fits. What still takes input is no exception while it
     has tokens to compute: it would be computed again and again beside whole prompts of others, which always come. Once
-    it has none it has begun nothing, and anybody takes its blocks."""
+    it has none it has begun nothing, and anybody takes its blocks; so with one that is held back, which may not end for
+    as long as it takes input."""
 
     def __init__(self, begun: Sequence[Contender], room: _Room, block_size: int) -> None:
         self._blocks: dict[str, int] = {}
@@ -151,7 +152,8 @@ def plan_step(
     for each in ordered:
         if not each.evictable:
             room.hold(each)
-    kept = _Kept(begun, room.copy(), block_size)
+    ending = [each for each in begun if partial is None or each.complete or partial.most_tokens(each)]
+    kept = _Kept(ending, room.copy(), block_size)
     plan = StepPlan([], [], kept.names)
     for each in ordered:
         tokens = min(each.remaining_tokens, token_budget)

@@ -49,6 +49,18 @@ def test_who_has_an_adapters_place_makes_room_for_who_has_the_blocks(seed: int, 
     assert not tally.wrong, tally.wrong
 
 
+def test_a_step_of_prompts_alone_is_part_of_what_an_answer_from_elsewhere_has_taken() -> None:
+    """A step had more of a prompt than the decodes beside it had to spare."""
+    (tally,) = islice(play(97, 239), 1)
+    assert not tally.wrong, tally.wrong
+
+
+def test_a_session_that_is_held_back_holds_up_nobody() -> None:
+    """Whole prompts of others had to leave it its blocks, and none of them fitted."""
+    (tally,) = islice(play(103, 54), 1)
+    assert not tally.wrong, tally.wrong
+
+
 @pytest.mark.parametrize("name", SHARED_PLANTS)
 def test_simulation_finds_a_planted_bug(name: str) -> None:
     with SHARED_PLANTS[name].planted():

@@ -132,6 +132,16 @@ def test_a_step_took_what_was_computed_in_it(make_engine: MakeEngine) -> None:
     engine.drain()
 
 
+def test_a_step_of_prompts_alone_took_as_long_as_they_take(make_engine: MakeEngine) -> None:
+    """Another engine may have answered one of them: what it has to spare afterwards is less by that step."""
+    engine = make_engine(decode=GREEDY, tpot_s=TPOT_S)
+    engine.scheduler.use_costs(lambda: COSTS)
+    engine.add("prompt", text("prompt", 10), 2)
+    engine.turn()
+    assert engine.scheduler._last_step_s == pytest.approx(0.010 + 0.001 * 10 * BLOCK_SIZE)
+    engine.drain()
+
+
 @pytest.mark.parametrize("fields", [{"tpot_s": TPOT_S}, {}], ids=["nothing decodes", "no objective"])
 def test_else_a_prompt_takes_the_whole_step(make_engine: MakeEngine, fields: dict[str, float]) -> None:
     engine = make_engine(decode=GREEDY, **fields)

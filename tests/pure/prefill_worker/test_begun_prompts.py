@@ -7,9 +7,11 @@ import pytest
 
 from cluster_core.engine_jobs import NOBODY, TenantShare
 from cluster_core.tenant_shares import Claimant
+from prefill_worker.partial_budget import PartialBudget
 from prefill_worker.planning import plan_step
 from prefill_worker.policies import Contender, Tenure
 from prefill_worker.prompt_turns import PromptTurns
+from prefill_worker.survival import Slice
 from tests.planting import planted
 
 BLOCK = 16
@@ -75,6 +77,15 @@ def test_what_takes_input_keeps_its_blocks_while_it_has_tokens_to_compute() -> N
     assert kept == [], "it has computed all there is"
     plan = plan_step([new, session], 1000, 6, 9, BLOCK, begun=kept)
     assert names([grant.contender for grant in plan.grants]) == ["new"]
+
+
+@pytest.mark.parametrize(("survival", "expected"), [(1.0, ["session"]), (0.0, ["new"])])
+def test_a_session_that_is_held_back_keeps_nothing_from_whole_prompts(survival: float, expected: list[str]) -> None:
+    """Nobody was computed for as long as it was held: it was not, and they had to leave it its blocks."""
+    session, new = contender("session", 96, 2, complete=False), contender("new", 96, 0, B)
+    budget = PartialBudget(80.0, lambda name, first, count: (Slice(count, survival),), price=0.005)
+    plan = plan_step([new, session], 1000, 10, 9, BLOCK, begun=[session], partial=budget)
+    assert names([grant.contender for grant in plan.grants]) == expected
 
 
 def prompt_tokens(decoding: int, steps: int = 200) -> Counter[str]:
