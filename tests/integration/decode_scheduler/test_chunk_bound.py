@@ -138,6 +138,7 @@ def test_a_step_of_prompts_alone_took_as_long_as_they_take(make_engine: MakeEngi
     engine.scheduler.use_costs(lambda: COSTS)
     engine.add("prompt", text("prompt", 10), 2)
     engine.turn()
+    # What a step took is seen by nobody else, but in what the next one computes.
     assert engine.scheduler._last_step_s == pytest.approx(0.010 + 0.001 * 10 * BLOCK_SIZE)
     engine.drain()
 
