@@ -67,15 +67,18 @@ class PartialBudget:
 
     def most_tokens(self, each: Contender) -> int:
         """What the step may compute of it after what was granted so far."""
-        end, kept = float(self._taken), self._kept
+        end, kept, sure_end = float(self._taken), self._kept, float(self._taken)
+        is_sure = True
         for tokens, survival in self._slices(each, each.remaining_tokens):
             more = min(tokens, min(self.tokens, self._best_end(end, kept, survival)) - end)
             if more <= 0:
                 break
             end += more
             kept += survival * more
+            is_sure = is_sure and survival >= 1
+            sure_end = end if is_sure else sure_end
         costs = self.price * (self.fixed_tokens + end) ** 2 / 2 if kept < end else 0.0
-        return int(end) - self._taken if kept >= costs else 0
+        return int(end if kept >= costs else sure_end) - self._taken
 
     def granted(self, each: Contender, tokens: int) -> None:
         """Nothing is computed beside a prompt that is whole."""

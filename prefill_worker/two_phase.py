@@ -69,8 +69,7 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         with self._only(plan):
             output = schedule()
         self._note_scheduled(output, before, now_s)
-        contenders = (*(grant.contender for grant in plan.grants), *plan.left_out)
-        self._turns.computed(contenders, output.num_scheduled_tokens)
+        self._turns.computed((*(each.contender for each in plan.grants), *plan.left_out), output.num_scheduled_tokens)
         self._loading = {
             name for name, request in self.requests.items() if request.status is LOADING and self.is_loading(name)
         }
@@ -83,10 +82,11 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
         return output
 
     def _held_nap_s(self, plan: StepPlan) -> float:
-        """Shorter while blocks may be on their way: nobody would hear that they have landed."""
+        """Shorter where not only open sessions wait: nobody would hear that blocks have landed or are free."""
         if plan.grants or not any(each.remaining_tokens for each in plan.left_out):
             return 0.0
-        return HELD_NAP_S if len(plan.left_out) == len(self.requests) else NAP_S
+        are_open = len(self.requests) == sum(not each.complete for each in plan.left_out)
+        return HELD_NAP_S if are_open and self.copying_since_s is None else NAP_S
 
     @property
     def _plans_steps(self) -> bool:

@@ -313,7 +313,7 @@ class VllmSimEngine:
                 return
             scheduler.update_from_output(output, ModelRunnerOutput(req_ids=[], req_id_to_index={}))
             vain_steps += 1
-        if getattr(scheduler, "held_nap_s", 0.0):
+        if self._has_work() and getattr(scheduler, "held_nap_s", None):
             self._wanted_s = self._clock.now_s + HELD_NAP_S
 
     def _goes_on(self) -> bool:

@@ -6,7 +6,8 @@ fairly. A slot that is free goes to the tenant that has had the fewest tokens fo
 its tokens take at the recent pace of all has had the tokens of that time. A full queue takes a request in place of the
 latest one of a higher number, and of a tenant that has fewer waiting for its weight than another one in place of that
 one's latest (longest queue drop, Suter et al. 1998). No tenant is given a slot beyond its share. Without tenants all
-are one, and who waits longest is next.
+are one, and who waits longest is next. A session that goes on waits in line as any, and no full queue refuses it: what
+it has sent would be lost. There are no more of them than may be open.
 
 Requests of a priority above 0 are best effort. They have a part of the slots at most, so that the others need not wait
 for one of them to end; a request of several choices may take more by what it is owed.
@@ -38,12 +39,13 @@ _ANYBODY = Claimant()
 @dataclass(slots=True, eq=False)
 class _Wait:
     """Of one request, for so many slots. given: the weight that it begins with. number: who comes later has a higher
-    one."""
+    one. goes_on: it has had a slot before."""
 
     given: asyncio.Future[float]
     tokens: int
     slots: int
     number: int
+    goes_on: bool
 
 
 class Slot:
@@ -103,6 +105,8 @@ class Admission:
         # Who waits longest first; no claimant without any.
         self._waiting: dict[Claimant, deque[_Wait]] = {}
         self._queued = 0
+        # Of those, whom a full queue may refuse.
+        self._refusable: Counter[Claimant] = Counter()
         self._came = 0
         self._weight_of = weight_of
         self._shares = TenantShares()
@@ -131,14 +135,16 @@ class Admission:
         finally:
             slot.release()
 
-    async def take(self, claimant: Claimant = _ANYBODY, tokens: int = 1, slots: int = 1) -> Slot:
-        """A slot, or several in one. tokens: that are expected.
+    async def take(
+        self, claimant: Claimant = _ANYBODY, tokens: int = 1, slots: int = 1, *, goes_on: bool = False
+    ) -> Slot:
+        """A slot, or several in one. tokens: that are expected. goes_on: a session that has had one before.
 
-        Raises OverloadedError when the queue is full or the wait too long.
+        Raises OverloadedError when the queue is full, but for one that goes on, or the wait too long.
         """
         if self._may_begin(claimant):
             return self._begun(claimant, tokens, slots)
-        weight = await self._wait(claimant, tokens, slots)
+        weight = await self._wait(claimant, tokens, slots, goes_on=goes_on)
         return self._slot_of(claimant, tokens, slots, weight)
 
     def take_free(self, claimant: Claimant = _ANYBODY) -> Slot | None:
@@ -151,6 +157,8 @@ class Admission:
         assert self._shares.here == self._here.keys(), "somebody has a share who is not here"
         assert self._here.total() == self.in_flight + self.queued, "somebody here is miscounted"
         assert self._waiting.keys() <= self._here.keys(), "somebody waits who is not here"
+        refusable = {each: sum(not wait.goes_on for wait in waits) for each, waits in self._waiting.items()}
+        assert self._refusable == refusable, "who may be refused is miscounted"
         self._shares.check_invariants()
         assert 0 <= self._best_effort <= self.in_flight, "best effort is miscounted"
 
@@ -262,14 +270,16 @@ class Admission:
             self._waiting[claimant][0].number,
         )
 
-    async def _wait(self, claimant: Claimant, tokens: int, slots: int) -> float:
+    async def _wait(self, claimant: Claimant, tokens: int, slots: int, *, goes_on: bool) -> float:
         """The weight that it begins with. Raises OverloadedError."""
-        self._make_room(claimant)
+        if not goes_on:
+            self._make_room(claimant)
         self._came += 1
-        wait = _Wait(asyncio.get_running_loop().create_future(), tokens, slots, self._came)
+        wait = _Wait(asyncio.get_running_loop().create_future(), tokens, slots, self._came, goes_on)
         self._comes(claimant)
         self._waiting.setdefault(claimant, deque()).append(wait)
         self._queued += 1
+        self._refusable[claimant] += not goes_on
         try:
             async with asyncio.timeout(self._queue_timeout_s):
                 return await wait.given
@@ -285,25 +295,24 @@ class Admission:
         """In the queue. Raises OverloadedError."""
         if self.queued < self._max_queued:
             return
-        last = max((each.priority for each in self._waiting), default=claimant.priority)
+        refusable = {each: waits for each, waits in self._refusable.items() if waits}
+        last = max((each.priority for each in refusable), default=claimant.priority)
         is_before = claimant.priority < last
         # However little a tenant's weight, one of its requests may wait.
-        lines = [
-            each for each, waits in self._waiting.items() if each.priority == last and (is_before or len(waits) > 1)
-        ]
+        lines = [each for each, waits in refusable.items() if each.priority == last and (is_before or waits > 1)]
         fullest = max(lines, key=self._fill, default=claimant)
         if not is_before and (claimant.priority > last or self._fill(fullest) <= self._fill(claimant, 1)):
             raise self._refusal(f"{self.in_flight} requests run and {self.queued} wait, more are not taken")
         why = "requests of a lower priority number" if is_before else "most of them of this tenant"
         refusal = self._refusal(f"{self.queued} requests wait, {why}: the latest make room")
-        latest = self._waiting[fullest][-1]
+        latest = next(each for each in reversed(self._waiting[fullest]) if not each.goes_on)
         self._leave(fullest, latest)
         if not latest.given.done():
             latest.given.set_exception(refusal)
 
     def _fill(self, claimant: Claimant, more: int = 0) -> float:
-        """How many wait in a line, for its weight."""
-        return (len(self._waiting.get(claimant, ())) + more) / self._weight_of(claimant.tenant)
+        """How many wait in a line that may be refused, for its weight."""
+        return (self._refusable[claimant] + more) / self._weight_of(claimant.tenant)
 
     def _gone(self, claimant: Claimant, wait: _Wait) -> None:
         """Whoever waited does so no more; a slot that was given at the same moment goes to the next."""
@@ -324,8 +333,9 @@ class Admission:
         waiting = self._waiting[claimant]
         waiting.remove(wait)
         self._queued -= 1
+        self._refusable[claimant] -= not wait.goes_on
         if not waiting:
-            del self._waiting[claimant]
+            del self._waiting[claimant], self._refusable[claimant]
 
     def _refusal(self, sentence: str) -> OverloadedError:
         return OverloadedError(sentence, retry_after_ms=self.retry_after_ms())

@@ -73,6 +73,8 @@ class SessionSlot:
         # Set while one is held.
         self._is_held = asyncio.Event()
         self._waits = False
+        # Whether one was ever held: a full queue refuses no session that goes on.
+        self._goes_on = False
 
     async def hold(self, tokens: int) -> None:
         """Takes one where none is held, for so many tokens more. Raises OverloadedError."""
@@ -81,7 +83,7 @@ class SessionSlot:
             return
         self._waits = True
         try:
-            self._keep(await self._admission.take(self._claimant, tokens))
+            self._keep(await self._admission.take(self._claimant, tokens, goes_on=self._goes_on))
         finally:
             self._waits = False
 
@@ -97,7 +99,7 @@ class SessionSlot:
                     await self._is_held.wait()
 
     def _keep(self, slot: Slot) -> None:
-        self._slot = slot
+        self._slot, self._goes_on = slot, True
         self._is_held.set()
 
     def give_back(self, generated_tokens: int = 0) -> None:

@@ -92,6 +92,22 @@ def test_an_engine_whose_blocks_are_on_their_way_looks_more_often(engine: Simula
     assert engine.scheduler.held_nap_s == NAP_S
 
 
+@pytest.mark.parametrize("policy", ["default", "fcfs"])
+def test_an_engine_in_which_a_whole_prompt_waits_for_copies_looks_more_often(
+    make_engine: MakeEngine, policy: str
+) -> None:
+    """They hold blocks after the request that had them has ended, and nobody says that they are free."""
+    engine = make_engine(policy=policy, token_budget=400, blocks=40, host_slots=80, admission="everything", copy_s=0.02)
+    park(engine, "parked", text("parked", 30))
+    engine.add("copied", text("copied", 36 * BLOCK_SIZE - 1))
+    until(engine, lambda: "copied" in engine.answers)
+    engine.scheduler.replace_prompt("parked", text("more", 40))
+    engine.add("plain", text("plain", 36 * BLOCK_SIZE - 1))
+    until(engine, lambda: not scheduled_next(engine) and engine.scheduler.copying_since_s is not None)
+    assert engine.scheduler.held_nap_s == NAP_S
+    until(engine, lambda: "plain" in engine.answers)
+
+
 def test_what_a_step_brings_that_ran_beside_the_plan_is_looked_at_at_once(engine: SimulatedEngine) -> None:
     """The second of two steps has nothing of a prompt whose last tokens the first computes."""
     engine.open("s", text("s", 100))
@@ -102,7 +118,7 @@ def test_what_a_step_brings_that_ran_beside_the_plan_is_looked_at_at_once(engine
     if engine.world.depth > 1:
         second = engine.scheduler.schedule()
         assert not second.num_scheduled_tokens
-        assert engine.scheduler.held_nap_s == HELD_NAP_S
+        assert engine.scheduler.held_nap_s == NAP_S
     engine.scheduler.update_from_output(first, computed)
     assert not engine.scheduler.held_nap_s
 

@@ -111,6 +111,30 @@ def test_who_is_overdue_is_computed_whatever_it_is_worth() -> None:
     assert budget.most_tokens(OVERDUE) == 30
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["stays for sure", "overdue"])
+def test_what_stays_for_sure_has_what_is_left_of_the_step_behind_what_may_not(late: bool) -> None:
+    """Its own step would have cost nothing; with the few tokens before it, it seemed to."""
+    of_behind = 0.5 if late else 1.0
+    budget = PartialBudget(
+        500.0,
+        lambda name, first, tokens: (Slice(tokens, of_behind if name == "behind" else 0.5),),
+        0.005,
+        FIXED,
+        overdue_since_s=0.0,
+    )
+    unsure = dataclasses.replace(SESSION, remaining_tokens=5000)
+    first = budget.most_tokens(unsure)
+    assert 0 < first < 500
+    budget.granted(unsure, first)
+    behind = dataclasses.replace(OVERDUE if late else SESSION, request_id="behind", remaining_tokens=5000)
+    assert budget.most_tokens(behind) == 500 - first
+
+
+def test_a_front_that_stays_for_sure_is_computed_whatever_follows_it() -> None:
+    budget = PartialBudget(80.0, cut([Slice(2, 1.0), Slice(80, 0.9)]), 0.05, FIXED)
+    assert budget.most_tokens(dataclasses.replace(SESSION, known_tokens=82, remaining_tokens=82)) == 2
+
+
 @given(
     found=st.lists(st.tuples(st.integers(0, 40), st.floats(0, 1)), max_size=6),
     price=st.sampled_from((0.0, 0.001, 0.1)),

@@ -10,18 +10,26 @@ class Holder:
     """A request that holds a slot until it is told to leave."""
 
     def __init__(
-        self, admission: Admission, tenant: str = "", priority: int = 0, tokens: int = 1, slots: int = 1
+        self,
+        admission: Admission,
+        tenant: str = "",
+        priority: int = 0,
+        tokens: int = 1,
+        slots: int = 1,
+        *,
+        goes_on: bool = False,
     ) -> None:
         self.tenant = tenant
         self.tokens = tokens
         self.slots = slots
+        self.goes_on = goes_on
         self.claimant = Claimant(priority, tenant)
         self.entered = asyncio.Event()
         self.leave = asyncio.Event()
         self.task = asyncio.create_task(self._run(admission))
 
     async def _run(self, admission: Admission) -> None:
-        slot = await admission.take(self.claimant, self.tokens, self.slots)
+        slot = await admission.take(self.claimant, self.tokens, self.slots, goes_on=self.goes_on)
         try:
             self.entered.set()
             await self.leave.wait()

@@ -174,6 +174,38 @@ async def test_a_tenant_that_would_have_as_many_waiting_displaces_nobody() -> No
     await finish(held)
 
 
+@pytest.mark.parametrize("queue", [0, 1, 3])
+async def test_a_full_queue_refuses_no_session_that_goes_on_and_drops_none(queue: int) -> None:
+    """Neither as one more, nor for a lower number or a tenant that has fewer."""
+    admission = Admission(1, queue, 30.0)
+    running = Holder(admission)
+    sessions = [Holder(admission, "sessions", 5, goes_on=True) for _ in range(4)]
+    await settle()
+    assert counts(admission) == (1, 4)
+    for claimant in (Claimant(), Claimant(tenant="few"), Claimant(5, "sessions")):
+        with pytest.raises(OverloadedError, match="1 requests run and 4 wait"):
+            await admission.take(claimant)
+    assert counts(admission) == (1, 4)
+    await finish([running, *sessions])
+    assert all(session.task.exception() is None for session in sessions)
+    assert counts(admission) == (0, 0)
+
+
+async def test_a_new_request_makes_room_and_not_the_session_that_came_later() -> None:
+    admission = Admission(1, 2, 30.0)
+    running, new = Holder(admission), Holder(admission, priority=5)
+    await settle()
+    session = Holder(admission, priority=5, goes_on=True)
+    await settle()
+    first = Holder(admission)
+    await settle()
+    with pytest.raises(OverloadedError, match="the latest make room"):
+        await new.task
+    assert counts(admission) == (1, 2)
+    await finish([running, session, first])
+    admission.check_invariants()
+
+
 async def test_no_tenant_has_more_than_its_share_though_slots_are_free() -> None:
     admission = Admission(4, 10, 30.0, tenant_share=0.5)
     many = [Holder(admission, "many") for _ in range(6)]
@@ -267,9 +299,8 @@ async def test_nothing_is_lost_and_nobody_waits_for_nothing_whatever_comes(seed:
         kind = rng.random()
         living = [holder for holder in holders if not holder.task.done()]
         if kind < 0.5 or not living:
-            holders.append(
-                Holder(admission, rng.choice("aaaabc"), rng.choice((-1, 0, 0, 2)), 1, rng.choice((1, 1, 1, 3)))
-            )
+            priority, slots, goes_on = rng.choice((-1, 0, 0, 2)), rng.choice((1, 1, 1, 3)), rng.random() < 0.2
+            holders.append(Holder(admission, rng.choice("aaaabc"), priority, 1, slots, goes_on=goes_on))
         elif kind < 0.85:
             rng.choice(living).leave.set()
         else:
@@ -285,7 +316,8 @@ async def test_nothing_is_lost_and_nobody_waits_for_nothing_whatever_comes(seed:
         assert counts(admission) == (running.total(), waiting.total())
         admission.check_invariants()
         # The last one to begin may be short of two of its three slots.
-        assert running.total() <= most + 2 and waiting.total() <= queue
+        going_on = sum(holder.goes_on and not holder.entered.is_set() for holder in living)
+        assert running.total() <= most + 2 and waiting.total() <= queue + going_on
         own = max(1, int(most * share))
         assert all(count <= own + 2 for count in running.values())
         best_effort = sum(holder.slots * holder.claimant.is_best_effort for holder in living if holder.entered.is_set())

@@ -115,3 +115,21 @@ def test_a_session_that_ends_while_it_moves_leaves_nothing() -> None:
         admission.check_invariants()
 
     simulated_time.run(moves())
+
+
+async def test_a_session_that_has_given_its_slot_back_is_not_refused_by_a_full_queue() -> None:
+    """All that its client has sent would be lost with it."""
+    admission = Admission(1, 0, 30.0)
+    slot, late = SessionSlot(admission, Claimant()), SessionSlot(admission, Claimant())
+    await slot.hold(10)
+    slot.give_back()
+    other = await admission.take()
+    with pytest.raises(OverloadedError, match="more are not taken"):
+        await late.hold(10)
+    finishing = asyncio.create_task(slot.hold(10))
+    await asyncio.sleep(0)
+    assert admission.queued == 1
+    other.release()
+    await finishing
+    assert admission.in_flight == 1
+    slot.give_back()
