@@ -8,11 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vllm.config import LoRAConfig
 from vllm.v1.core.sched.request_queue import RequestQueue
 
 from prefill_worker.planning import StepPlan, reached_tokens
-from prefill_worker.policies import Tenure
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
@@ -24,7 +22,6 @@ class PlannedQueues(_Scheduler):
     """Mixin over `Scheduler` and `AsyncScheduler`."""
 
     running: list[Any]
-    lora_config: LoRAConfig | None
     num_waiting_for_streaming_input: int
     scheduler_reserve_full_isl: bool
 
@@ -55,17 +52,6 @@ class PlannedQueues(_Scheduler):
             self.running.extend(hidden)
             for queue, before in zip(queues, order, strict=True):
                 self._restore(queue, before, planned.keys())
-
-    def _is_stuck(self, plan: StepPlan) -> bool:
-        """Nobody is planned, and who waits for an adapter's place may hold the blocks that they lack who have one."""
-        return self.lora_config is not None and not plan.grants and len(plan.left_out) < len(self.requests)
-
-    def _excess(self, plan: StepPlan) -> int:
-        """How many of those left out have to leave the model runner."""
-        if self._is_stuck(plan):
-            return len(self.running)
-        newcomers = sum(grant.contender.tenure is not Tenure.RUNNING for grant in plan.grants)
-        return len(self.running) + newcomers - self.max_num_active_reqs
 
     def _limit(self, plan: StepPlan) -> list[Any]:
         """Keeps a request to its grant: there is room for no more. A prompt that is whole and holds nothing may be on

@@ -18,6 +18,7 @@ from kv_transfer import vllm_private
 from kv_transfer.between_steps import NAP_S
 from kv_transfer.limited_request import last_step_runs
 from kv_transfer.request_tenant import tenant_of
+from prefill_worker.adapter_standstill import AdapterStandstill
 from prefill_worker.leased_blocks import LeasedBlocks
 from prefill_worker.partial_budget import HELD_NAP_S, PartialBudget, WholePrompts
 from prefill_worker.planned_queues import PlannedQueues
@@ -29,7 +30,7 @@ from prefill_worker.streaming_request import LOADING, NEVER, PARKED
 from prefill_worker.turn_taking import TurnTaking
 
 
-class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
+class TwoPhase(SessionInput, TurnTaking, PlannedQueues, AdapterStandstill):
     """Mixin over `Scheduler` and `AsyncScheduler`."""
 
     # Those that vLLM ends with the step.
@@ -301,14 +302,13 @@ class TwoPhase(SessionInput, TurnTaking, PlannedQueues):
             if pool.get_num_free_blocks() >= needed:
                 break
             self._preempt_left_out(self.requests[victim.request_id], now_s)
-        excess = self._excess(plan)
+        newcomers = sum(grant.contender.tenure is not Tenure.RUNNING for grant in plan.grants)
+        excess = len(self.running) + newcomers - self.max_num_active_reqs
         for contender in reversed(plan.left_out):
             if excess <= 0:
                 break
-            left = self._set_aside(self.requests[contender.request_id], now_s)
-            if not left and contender.tenure is Tenure.RUNNING and contender.evictable and self._is_stuck(plan):
-                self._preempt_left_out(self.requests[contender.request_id], now_s)
-            excess -= left
+            excess -= self._set_aside(self.requests[contender.request_id], now_s)
+        self._end_standstill(plan, now_s)
 
     def _blocks_needed(self, grant: Grant) -> int:
         """Free blocks that the grant takes; whole blocks of a prefix hit that nobody holds count as free ones."""

@@ -152,8 +152,12 @@ class Loads:
         self.lines.add(row, work)
 
     def end(self, row: int, work: Work, now_s: float) -> None:
-        """The request is gone; a prefill that is not over is given up, which is no progress of the worker's."""
+        """The request is gone; a prefill that is not over is given up, which is no progress of the worker's. What was
+        expected of a prompt that still came is expected no more."""
         load = self._columns[:, row]
+        if work.arriving:
+            left_s = load[Load.ARRIVING_UNTIL_S] - work.expected_s
+            load[Load.ARRIVING_UNTIL_S] = left_s if left_s > now_s else 0.0
         for pending, progress, longest in work.lines:
             # What was done since was done of it, where it is more than all others together: nothing of those.
             is_most = work.pending_s > load[pending] - work.pending_s

@@ -292,8 +292,8 @@ class Admission:
             raise
 
     def _make_room(self, claimant: Claimant) -> None:
-        """In the queue. Raises OverloadedError."""
-        if self.queued < self._max_queued:
+        """In the queue. Raises OverloadedError. Sessions that go on stand beside it: they keep nobody out."""
+        if self._refusable.total() < self._max_queued:
             return
         refusable = {each: waits for each, waits in self._refusable.items() if waits}
         last = max((each.priority for each in refusable), default=claimant.priority)

@@ -49,10 +49,12 @@ def both_view(
     tried: Container[str] = (),
     least_tokens: int = 16,
     step_tokens: int = 8192,
+    coming: float = 1.0,
 ) -> BothView:
     """costs: None: what each worker has measured. prefill_heavy: workers by name. behind: of what waits, what engines
     compute after it (`Membership.behind`). tried: workers whose steps are as slow as they say: see
-    `BothView.is_trial`. least_tokens, step_tokens: of prompts, that any step computes at least and at most."""
+    `BothView.is_trial`. least_tokens, step_tokens: of prompts, that any step computes at least and at most.
+    coming: of a worker's time, the share that is asked for by the prompts that come."""
     workers = view.candidates.before(best_effort=question.best_effort)
     workers = workers if behind is None else workers.without(behind)
     costs = costs or DecodeCosts.measured(workers.fixed)
@@ -73,11 +75,9 @@ def both_view(
     # Each that ends takes its part of the step with it.
     part_s = np.maximum((step_with_s - costs.step_s) / will_decode[0], _TINY_S)
     ends = np.ceil((step_with_s + least_s - objectives.tpot_s) / part_s)
-    # Best effort is never refused for its pace, so that nobody else is where it decodes.
-    is_paced = not question.best_effort and not workers.best_effort[passes].any()
-    is_paced = is_paced and bool((will_decode[0][passes] > _FEW).all())
     queue_s = workers.queue_at_pace_s(pace, best_effort=question.best_effort)
     is_heavy = np.array([each.worker_id in prefill_heavy for each in workers.workers], dtype=np.bool_)
+    behind_s = np.minimum(queue_s, step_tokens * workers.fixed.prefill_s_per_token) * coming / 2
     return BothView(
         workers=workers.workers,
         prompt_tokens=question.prompt_tokens,
@@ -88,9 +88,9 @@ def both_view(
         queue_s=queue_s,
         step_s=step_s,
         least_s=least_s,
-        in_step_s=_in_step_s(queue_s, step_tokens * workers.fixed.prefill_s_per_token, step_s, is_heavy),
+        in_step_s=_in_step_s(workers, costs, step_s, behind_s, is_heavy),
         step_with_s=step_with_s,
-        alone_s=alone_s if is_paced else np.full(len(workers), np.inf),
+        alone_s=alone_s if _is_paced(question, workers, will_decode[0], passes) else np.full(len(workers), np.inf),
         wait_s=wait_s,
         fits_after_s=next_end_s * np.maximum(ends, 1.0),
         pull_s=_pull_s(question, view),
@@ -121,20 +121,31 @@ def to_try(view: PoolView, question: Question, ttft_s: float, tried: Container[s
     return row if own_s[row] <= ttft_s else -1
 
 
+def _is_paced(question: Question, workers: Candidates, will_decode: Floats, passes: NDArray[np.bool_]) -> bool:
+    """Best effort is never refused for its pace, so that nobody else is where it decodes."""
+    is_best_effort = question.best_effort or workers.best_effort[passes].any()
+    return not is_best_effort and bool((will_decode[passes] > _FEW).all())
+
+
 def _pull_s(question: Question, view: PoolView) -> Floats:
     pulled, fixed = np.maximum(question.prompt_tokens - view.device, 0.0), view.candidates.fixed
     return fixed.pull_s + pulled * fixed.pull_s_per_token
 
 
-def _in_step_s(queue_s: Floats, full_step_s: Floats, step_s: Floats, is_heavy: NDArray[np.bool_]) -> Floats:
-    """What a first token waits for others in the same steps: it comes at the end of one.
+def _in_step_s(
+    workers: Candidates, costs: DecodeCosts, step_s: Floats, behind_s: Floats, is_heavy: NDArray[np.bool_]
+) -> Floats:
+    """What a first token waits for others in the same steps: it comes at the end of one. step_s: of those that decode.
+    behind_s: prompts that come meanwhile.
 
     Where answers decode half of such a step is under way when the prompt comes, and half of one ends after its last
-    tokens. Elsewhere, and on prefill-heavy workers, prompts that wait are computed together, as many as a step holds:
-    half as many come behind it, until its step begins, as wait before it.
+    tokens. Where none does yet, and on prefill-heavy workers, prompts that wait are computed together, as many as a
+    step holds: half as many come behind it, until its step begins, as wait before it, where all of a worker's time is
+    asked for; fewer where less is, and behind the last of a burst nobody. Those before it may decode by then.
     """
-    behind_s = np.minimum(queue_s, full_step_s) / 2
-    return np.where(is_heavy, np.maximum(behind_s, step_s), np.where(step_s > 0, step_s, behind_s))
+    coming_step_s = costs.of(*_in_one_step(workers, np.maximum(workers.coming, 1.0), workers.coming_tokens))
+    decode_s = np.where(step_s > 0, step_s, np.where(workers.coming > 0, coming_step_s, 0.0))
+    return np.where(is_heavy | (step_s <= 0), np.maximum(behind_s, decode_s), decode_s)
 
 
 def _in_one_step(workers: Candidates, requests: Floats, tokens: Floats) -> tuple[Floats, Floats]:

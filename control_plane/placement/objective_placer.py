@@ -6,7 +6,7 @@ decode worker at its first token. A request that no choice is in time for is ref
 is answered. It is not refused for prompts that engines compute after it: see `fleet.tenant_lines`.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -256,8 +256,15 @@ class ObjectivePlacer(Placer):
         """behind: None: all that waits is before it."""
         heavy = self._heavy_of(asks.pool.candidates.workers)
         objectives, tried = self.both.objectives, self._tried_of_late()
-        more = behind, tried, self.both.least_tokens, self.both.step_tokens
+        more = behind, tried, self.both.least_tokens, self.both.step_tokens, self._coming(heavy)
         return both_view(asks.pool, asks.question, self.both.costs, objectives, heavy, *more)
+
+    def _coming(self, heavy: Collection[str]) -> float:
+        """Of a worker's time, the share that prompts ask for: of those that they are for, or of all."""
+        now_s = self._now_s()
+        prompts = self.roles.prompts(now_s) + self._membership.others.prefill_rate(now_s)
+        workers = len(heavy) or len(self._membership.registered(wire.POOL_DECODE))
+        return min(1.0, prompts / max(1, workers))
 
     def _tried_of_late(self) -> Container[str]:
         now_s = self._now_s()

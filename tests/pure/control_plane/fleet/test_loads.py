@@ -56,6 +56,23 @@ def test_all_that_comes_is_counted_by_class_and_leaves_nothing(moves: list[Work 
 PASSING = {Load.PROGRESS_S, Load.AHEAD_PROGRESS_S, Load.TURN}
 
 
+def test_a_prompt_that_comes_no_more_is_expected_no_more_though_others_still_come() -> None:
+    loads = Loads()
+    row = loads.take_row()
+    session = Work(16, 16, 0.5, arriving=True)
+    cancelled = Work(2000, 2000, 2.0, arriving=True)
+    loads.begin(row, session, 10.0)
+    for number in range(100):
+        loads.begin(row, cancelled, 10.0 + number / 1000)
+        loads.end(row, cancelled, 10.0 + number / 1000)
+    assert abs(loads.value(row, Load.ARRIVING_UNTIL_S) - 10.5) < 1e-9
+    loads.begin(row, cancelled, 20.0)
+    loads.end(row, session, 21.0)
+    assert 21.0 <= loads.value(row, Load.ARRIVING_UNTIL_S) <= 22.0
+    loads.end(row, cancelled, 21.0)
+    assert loads.value(row, Load.ARRIVING_UNTIL_S) == 0.0
+
+
 def test_what_takes_for_ever_leaves_nothing_behind() -> None:
     loads = Loads()
     row = loads.take_row()

@@ -174,25 +174,42 @@ async def test_a_tenant_that_would_have_as_many_waiting_displaces_nobody() -> No
     await finish(held)
 
 
-@pytest.mark.parametrize("queue", [0, 1, 3])
-async def test_a_full_queue_refuses_no_session_that_goes_on_and_drops_none(queue: int) -> None:
-    """Neither as one more, nor for a lower number or a tenant that has fewer."""
-    admission = Admission(1, queue, 30.0)
+async def test_sessions_that_go_on_stand_beside_a_full_queue_and_are_never_dropped() -> None:
+    """However many there are they keep nobody out: neither a lower number nor another tenant."""
+    admission = Admission(1, 2, 30.0)
     running = Holder(admission)
     sessions = [Holder(admission, "sessions", 5, goes_on=True) for _ in range(4)]
     await settle()
-    assert counts(admission) == (1, 4)
-    for claimant in (Claimant(), Claimant(tenant="few"), Claimant(5, "sessions")):
-        with pytest.raises(OverloadedError, match="1 requests run and 4 wait"):
-            await admission.take(claimant)
-    assert counts(admission) == (1, 4)
-    await finish([running, *sessions])
-    assert all(session.task.exception() is None for session in sessions)
+    new = [Holder(admission, "few", 5), Holder(admission, "sessions", 5)]
+    await settle()
+    assert counts(admission) == (1, 6)
+    with pytest.raises(OverloadedError, match="1 requests run and 6 wait"):
+        await admission.take(Claimant(5, "sessions"))
+    first = Holder(admission)
+    late = Holder(admission, "sessions", 5, goes_on=True)
+    await settle()
+    with pytest.raises(OverloadedError, match="the latest make room"):
+        await asyncio.wait_for(asyncio.gather(*(each.task for each in new)), 1.0)
+    assert counts(admission) == (1, 7)
+    admission.check_invariants()
+    await finish([running, first, late, *sessions, *new])
+    assert all(session.task.exception() is None for session in (*sessions, late, first))
     assert counts(admission) == (0, 0)
 
 
+async def test_without_a_queue_a_session_that_goes_on_waits_all_the_same() -> None:
+    admission = Admission(1, 0, 30.0)
+    running, session = Holder(admission), Holder(admission, goes_on=True)
+    await settle()
+    with pytest.raises(OverloadedError, match="more are not taken"):
+        await admission.take(Claimant(-1))
+    await running.done()
+    assert await entered([session]) == [""]
+    await finish([session])
+
+
 async def test_a_new_request_makes_room_and_not_the_session_that_came_later() -> None:
-    admission = Admission(1, 2, 30.0)
+    admission = Admission(1, 1, 30.0)
     running, new = Holder(admission), Holder(admission, priority=5)
     await settle()
     session = Holder(admission, priority=5, goes_on=True)

@@ -164,12 +164,13 @@ def test_a_burst_waits_for_the_places_that_it_has_taken_itself() -> None:
         record.max_running_requests = 4
     world.membership.replace(records)
     busy(world, placer, prompts=7)
-    assert placer.weighed(world.job(prompt(1)))[0].ttft_s == pytest.approx(4 * 0.16)
+    assert placer.weighed(world.job(prompt(1)))[0].ttft_s == pytest.approx(4 * 0.16 + 0.013)
     busy(world, placer, prompts=1)
-    # Four prefills, eight steps of four requests, and its own prefill; as many again for those who wait already.
-    assert placer.weighed(world.job(prompt(1)))[0].ttft_s == pytest.approx(4 * 0.16 + 8 * 0.014 + 0.16)
+    # Four prefills, eight steps of four requests, its own prefill, which ends with such a step; as many again for those
+    # who wait already.
+    assert placer.weighed(world.job(prompt(1)))[0].ttft_s == pytest.approx(4 * 0.16 + 8 * 0.014 + 0.16 + 0.014)
     busy(world, placer, prompts=8)
-    assert placer.weighed(world.job(prompt(1)))[0].ttft_s == pytest.approx(8 * 0.16 + 16 * 0.014 + 0.16)
+    assert placer.weighed(world.job(prompt(1)))[0].ttft_s == pytest.approx(8 * 0.16 + 16 * 0.014 + 0.16 + 0.014)
 
 
 def test_answers_are_planned_for_as_long_as_they_become() -> None:
