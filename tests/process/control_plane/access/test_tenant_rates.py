@@ -160,7 +160,7 @@ async def test_an_answer_whose_client_leaves_is_charged_for_what_there_was(tmp_p
 
 
 async def test_what_gets_no_slot_costs_no_tokens(tmp_path: Path, made: Made) -> None:
-    few = {"router__max_in_flight_requests": 1, "router__max_queued_requests": 0}
+    few = {"router__max_in_flight_requests": 1, "router__max_queued_requests": 0, "router__queue_timeout_s": 0.5}
     async with limited(tmp_path, made, f"acme: {{tokens_per_s: 1, {NOTHING_COMES_BACK}}}", **few) as keyed:
         keyed.cluster.registry.is_whole = True
         decode, admission = keyed.cluster.workers[-1].engine, keyed.cluster.parts.admission
@@ -176,8 +176,10 @@ async def test_what_gets_no_slot_costs_no_tokens(tmp_path: Path, made: Made) -> 
         await computed.write(
             api.StreamGenerateRequest(append=api.SessionAppend(piece=api.SessionPiece(text="x" * 300)))
         )
-        for session in (computed, await open_session(keyed, "x" * 300)):
-            with pytest.raises(grpc.aio.AioRpcError, match="more are not taken"):
+        # It goes on, and waits for one beside the queue.
+        refusals = {computed: "waited 0.5 s for a place", await open_session(keyed, "x" * 300): "more are not taken"}
+        for session, why in refusals.items():
+            with pytest.raises(grpc.aio.AioRpcError, match=why):
                 while await next_message(session) is not None:
                     pass
         assert await level(keyed) == pytest.approx(1000 - 5 - 10, abs=5)
